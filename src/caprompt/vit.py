@@ -1,0 +1,194 @@
+"""The only vision transformer here: plain, pre-norm, with timm's parameter names.
+
+Methods never copy or subclass it. They hand `forward` an `Adaptation`, whose hooks all default to nothing:
+
+    features = vit(images)                        # (B, width), the class token after the last norm
+    features = vit(images, adaptation)            # the same network, adapted per image
+
+Shapes: B images, N tokens (class token first), D width, H heads of d = D / H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from caprompt.errors import InputError
+
+__all__ = ["Adaptation", "ViT", "ViTConfig"]
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """The shape of a plain ViT; everything else follows from it."""
+
+    image_size: int
+    patch_size: int
+    width: int
+    depth: int
+    heads: int
+    mlp_width: int
+    norm_eps: float = 1e-6
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side of an image."""
+        return self.image_size // self.patch_size
+
+
+class Adaptation:
+    """What a method may change in a forward pass. `x` is a block's input, before its norm: (B, N, D)."""
+
+    def tokens(self, layer: int, x: Tensor) -> Tensor | None:
+        """Rows (B, n, D) put in front of this block's input; they stay for the blocks after it."""
+        return None
+
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Key and value rows, each (B, n, D), put in front of this block's own keys and values."""
+        return None
+
+    def qkv(self, layer: int, x: Tensor) -> Tensor | None:
+        """A change (B, N, 3 D) added to the block's queries, keys and values; here `x` is normed."""
+        return None
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor | None:
+        """A branch (B, N, D) beside the MLP, added to its output; here `x` is the MLP's un-normed input."""
+        return None
+
+
+NOTHING = Adaptation()
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches, each mapped to a token."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:  # noqa: D102
+        tokens: Tensor = self.proj(images)  # (B, D, rows, columns)
+        return tokens.flatten(2).transpose(1, 2)  # (B, rows * columns, D)
+
+
+class Attention(nn.Module):
+    """Self-attention that may be given further keys and values per image."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.proj = nn.Linear(config.width, config.width)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, n, D) -> (B, H, n, d)."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor, prefix: tuple[Tensor, Tensor] | None, change: Tensor | None) -> Tensor:  # noqa: D102
+        qkv = self.qkv(x) if change is None else self.qkv(x) + change
+        query, key, value = qkv.chunk(3, dim=2)  # (B, N, D) each
+        if prefix is not None:
+            key = torch.cat([prefix[0], key], dim=1)  # (B, n + N, D)
+            value = torch.cat([prefix[1], value], dim=1)
+        mixed = F.scaled_dot_product_attention(self.split(query), self.split(key), self.split(value))
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, d) -> (B, N, D)
+        return out
+
+
+class Mlp(nn.Module):
+    """Two linear maps with the exact GELU between them."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.width, config.mlp_width)
+        self.fc2 = nn.Linear(config.mlp_width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+class Block(nn.Module):
+    """One transformer block: attention and MLP, each behind a norm and beside a skip."""
+
+    def __init__(self, config: ViTConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor, adaptation: Adaptation) -> Tensor:  # noqa: D102
+        rows = adaptation.tokens(self.layer, x)
+        if rows is not None:
+            x = torch.cat([rows, x], dim=1)  # (B, n + N, D)
+        normed = self.norm1(x)
+        x = x + self.attn(normed, adaptation.prefix(self.layer, x), adaptation.qkv(self.layer, normed))
+        branch = adaptation.mlp(self.layer, x)
+        x = x + self.mlp(self.norm2(x))
+        return x if branch is None else x + branch
+
+
+class ViT(nn.Module):
+    """The network. Build it from a `ViTConfig`, fill it with `load_weights`."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + config.grid**2, config.width))
+        self.patch_embed = PatchEmbed(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, images: Tensor, adaptation: Adaptation = NOTHING) -> Tensor:
+        """The class-token feature of each image: (B, 3, height, width) -> (B, D)."""
+        x = self.encode(images, adaptation)
+        # Rows that `tokens` hooks put in front push the class token back.
+        patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
+        return x[:, x.shape[1] - patches - 1]
+
+    def encode(self, images: Tensor, adaptation: Adaptation = NOTHING) -> Tensor:
+        """All tokens after the last norm: (B, 3, height, width) -> (B, N, D)."""
+        x = self.embed(images)
+        for block in self.blocks:
+            x = block(x, adaptation)
+        out: Tensor = self.norm(x)
+        return out
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Class token and patches with their positions; any image size that the patch divides."""
+        height, width = images.shape[2:]
+        patch = self.config.patch_size
+        if height % patch or width % patch:
+            raise InputError(f"images of {height} x {width} pixels cannot be cut into patches of {patch}")
+        x = self.patch_embed(images)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        return x + self.positions(height // patch, width // patch)
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """The position embedding for a grid, interpolated where it is not the trained one: (1, 1 + rows * columns, D)."""
+        grid = self.config.grid
+        if (rows, columns) == (grid, grid):
+            return self.pos_embed
+        first, rest = self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        image = rest.unflatten(1, (grid, grid)).permute(0, 3, 1, 2)  # (1, D, grid, grid)
+        image = F.interpolate(image, size=(rows, columns), mode="bicubic", antialias=True, align_corners=False)
+        return torch.cat([first, image.flatten(2).transpose(1, 2)], dim=1)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy a state dict in timm's naming, strictly; the first name or shape that differs is named in the error."""
+        own = self.state_dict()
+        for name in [*own, *weights]:
+            if name not in weights:
+                raise InputError(f"the weights lack '{name}', which this ViT needs")
+            if name not in own:
+                raise InputError(f"the weights hold '{name}', which this ViT does not have")
+            if own[name].shape != weights[name].shape:
+                raise InputError(f"'{name}' is {tuple(weights[name].shape)} in the weights but {tuple(own[name].shape)} in this ViT")
+        self.load_state_dict(dict(weights))
