@@ -70,7 +70,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size)
 
-    def forward(self, images: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, images: Tensor) -> Tensor:
         tokens: Tensor = self.proj(images)  # (B, D, rows, columns)
         return tokens.flatten(2).transpose(1, 2)  # (B, rows * columns, D)
 
@@ -86,9 +86,10 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(B, n, D) -> (B, H, n, d)."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        parts: Tensor = x.unflatten(2, (self.heads, -1))
+        return parts.transpose(1, 2)
 
-    def forward(self, x: Tensor, prefix: tuple[Tensor, Tensor] | None, change: Tensor | None) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor, prefix: tuple[Tensor, Tensor] | None, change: Tensor | None) -> Tensor:
         qkv = self.qkv(x) if change is None else self.qkv(x) + change
         query, key, value = qkv.chunk(3, dim=2)  # (B, N, D) each
         if prefix is not None:
@@ -107,7 +108,7 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(config.width, config.mlp_width)
         self.fc2 = nn.Linear(config.mlp_width, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(F.gelu(self.fc1(x)))
         return out
 
@@ -123,7 +124,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x: Tensor, adaptation: Adaptation) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor, adaptation: Adaptation) -> Tensor:
         rows = adaptation.tokens(self.layer, x)
         if rows is not None:
             x = torch.cat([rows, x], dim=1)  # (B, n + N, D)
@@ -190,5 +191,7 @@ class ViT(nn.Module):
             if name not in own:
                 raise InputError(f"the weights hold '{name}', which this ViT does not have")
             if own[name].shape != weights[name].shape:
-                raise InputError(f"'{name}' is {tuple(weights[name].shape)} in the weights but {tuple(own[name].shape)} in this ViT")
+                raise InputError(
+                    f"'{name}' is {tuple(weights[name].shape)} in the weights but {tuple(own[name].shape)} in this ViT"
+                )
         self.load_state_dict(dict(weights))

@@ -1,0 +1,106 @@
+"""What a model says: of one image (`Prediction`), and of labelled images (`Evaluation`), in people's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caprompt import metrics
+from caprompt.methods.base import Answer
+
+__all__ = ["Evaluation", "Prediction", "Score", "TaskScore", "evaluation", "predictions"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A class and its probability."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one image."""
+
+    label: str
+    score: float
+    top: tuple[Score, ...]
+    task_weights: tuple[float, ...]  # how much of each task's prompt went into the answer
+    passes: int  # forward passes it took
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """Accuracy on the classes that one task brought, in percent."""
+
+    task: int  # counted from 1
+    classes: tuple[str, ...]
+    images: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model does on labelled images, in percent."""
+
+    accuracy: float  # over all images (pooled)
+    average_accuracy: float  # mean over tasks (ACC)
+    task_identification: float  # how often the likeliest task is the right one
+    images: int
+    mean_passes: float
+    tasks: tuple[TaskScore, ...]
+    per_class: Mapping[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Prediction]:
+    """One prediction per image of a batch, with its `top` likeliest classes."""
+    scores, order = answer.logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    for row in range(len(scores)):
+        best = zip(scores[row, :top].tolist(), order[row, :top].tolist(), strict=True)
+        ranked = tuple(Score(classes[index], score) for score, index in best)
+        weights = tuple(answer.task_weights[row].tolist())
+        yield Prediction(ranked[0].label, ranked[0].score, ranked, weights, int(answer.passes[row]))
+
+
+def evaluation(answers: Sequence[Answer], true: Tensor, task_sums: Tensor, tasks: Sequence[Sequence[str]]) -> Evaluation:
+    """Score answers against the true classes (N,). `task_sums` (N, T) are the probabilities of each task after the last pass."""
+    classes = [name for names in tasks for name in names]
+    task_of_class = torch.repeat_interleave(torch.tensor([len(names) for names in tasks]))
+    true_task = task_of_class[true]
+    right = torch.cat([answer.logits for answer in answers]).argmax(dim=1).cpu() == true
+    scores = [
+        TaskScore(task + 1, tuple(names), int((true_task == task).sum()), percent(right[true_task == task]))
+        for task, names in enumerate(tasks)
+        if (true_task == task).any()
+    ]
+    return Evaluation(
+        accuracy=percent(right),
+        average_accuracy=metrics.average_accuracy([[score.accuracy for score in scores]]),
+        task_identification=percent(task_sums.argmax(dim=1) == true_task),
+        images=len(true),
+        mean_passes=float(torch.cat([answer.passes for answer in answers]).double().mean()),
+        tasks=tuple(scores),
+        per_class={classes[label]: percent(right[true == label]) for label in sorted(set(true.tolist()))},
+    )
+
+
+def percent(right: Tensor) -> float:
+    """The share of true entries.
+
+    >>> percent(torch.tensor([True, True, False, True]))
+    75.0
+    """
+    return 100 * float(right.double().mean())

@@ -1,0 +1,162 @@
+"""One folder holds a model: `config.json`, `classes.json`, `metrics.jsonl`, `state.safetensors`; readable after any kill.
+
+A new version of the folder is first written whole into `.next/`, which is then renamed to `.ready/`: that rename is the moment at
+which the new version counts. Its files then move into place one by one. A reader takes each file from `.ready/` where it is still
+there; a writer that finds a `.ready/` finishes the move first. No kill, at any moment, leaves a mixture or nothing.
+
+Every file's SHA-256 stands in `config.json`, and `config.json` carries its own. No pickle is ever read or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+from torch import Tensor
+
+from caprompt import __version__
+from caprompt.errors import ModelFolderError
+
+__all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "write", "write_json"]
+
+FORMAT = 1
+CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a model folder holds."""
+
+    config: Mapping[str, Any]
+    classes: Sequence[Mapping[str, Any]]
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    metrics: Sequence[Mapping[str, Any]] = ()
+
+
+def exists(folder: Path) -> bool:
+    """Is there a finished model in this folder?"""
+    return _current(folder, CONFIG).is_file()
+
+
+def write(folder: Path, saved: Saved) -> None:
+    """Make `saved` the folder's content, atomically."""
+    files = {
+        CLASSES: _json(saved.classes),
+        METRICS: "".join(json.dumps(record) + "\n" for record in saved.metrics).encode(),
+        STATE: dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in saved.tensors.items()}),
+    }
+    config = {
+        "format": FORMAT,
+        "caprompt": __version__,
+        **saved.config,
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    }
+    commit(folder, {**files, CONFIG: _json({**config, "sha256": _fingerprint(config)})})
+
+
+def read(folder: Path) -> Saved:
+    """Read a folder and check all of it; anything amiss is said in one sentence."""
+    if not exists(folder):
+        raise ModelFolderError(f"'{folder}' does not hold a caprompt model (no {CONFIG} there)")
+    config = _checked_config(folder)
+    files = {name: _checked_file(folder, name, digest) for name, digest in config["files"].items()}
+    try:
+        return Saved(
+            config=config,
+            classes=json.loads(files[CLASSES]),
+            tensors=load_tensors(files[STATE]),
+            metrics=[json.loads(line) for line in files[METRICS].splitlines()],
+        )
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise ModelFolderError(f"the model in '{folder}' cannot be read: {error}") from error
+
+
+def commit(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace files of a folder together: after a kill, all of them are the old ones or all are the new ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _finish(folder)
+    draft = folder / ".next"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    for name, content in files.items():
+        _write_through(draft / name, content)
+    draft.rename(folder / ".ready")
+    _finish(folder)
+
+
+def discard(folder: Path) -> None:
+    """Remove a model folder; one that is half removed does not count as a model."""
+    if folder.is_dir():
+        _finish(folder)
+        (folder / CONFIG).unlink(missing_ok=True)
+        shutil.rmtree(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace one JSON file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.next")
+    _write_through(draft, _json(value))
+    draft.replace(path)
+
+
+def _finish(folder: Path) -> None:
+    ready = folder / ".ready"
+    if ready.is_dir():
+        for path in sorted(ready.iterdir()):
+            path.replace(folder / path.name)
+        ready.rmdir()
+
+
+def _current(folder: Path, name: str) -> Path:
+    ready = folder / ".ready" / name
+    return ready if ready.is_file() else folder / name
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checked_config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads(_current(folder, CONFIG).read_bytes())
+        version, own_digest = int(config["format"]), config.pop("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFolderError(f"{CONFIG} of '{folder}' is damaged; restore the folder from a copy") from error
+    if version > FORMAT:
+        raise ModelFolderError(
+            f"'{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade caprompt"
+        )
+    if own_digest != _fingerprint(config):
+        raise ModelFolderError(f"{CONFIG} of '{folder}' has been altered: it does not match its own hash")
+    return config
+
+
+def _checked_file(folder: Path, name: str, digest: str) -> bytes:
+    path = _current(folder, name)
+    if not path.is_file():
+        raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a copy")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ModelFolderError(f"{name} of '{folder}' is damaged or has been altered: it does not match its recorded hash")
+    return content
+
+
+def _fingerprint(config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

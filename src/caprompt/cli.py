@@ -1,0 +1,312 @@
+"""The command line: parse, call the library, print.
+
+Heavy imports sit inside the commands, so that `caprompt --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from caprompt import __version__, settings
+from caprompt.errors import CapromptError, InputError
+
+__all__ = ["app", "main"]
+
+HELP = """Learn new image classes as they come, without forgetting and without keeping images.
+
+See it work, offline, in minutes:
+
+    caprompt run
+
+Teach it your own photos, a folder per class, whenever there are new ones:
+
+    caprompt learn pets photos/week1
+    caprompt learn pets photos/week2
+    caprompt predict pets cat.jpg
+    caprompt evaluate pets photos/test
+"""
+
+app = App(
+    name="caprompt",
+    help=HELP,
+    version=__version__,
+    help_format="markdown",
+    default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
+)
+out = Console()
+err = Console(stderr=True)
+
+Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
+Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
+Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
+SkipBad = Annotated[bool, Parameter(help="Go on without images that cannot be read, and list them.")]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for machines.")]
+Cycles = Annotated[str | None, Parameter(help="Passes per image: a number, or auto.")]
+
+
+@app.command
+def run(
+    *,
+    dataset: str | None = None,
+    method: str | None = None,
+    backbone: str | None = None,
+    tasks: str | None = None,
+    order: Literal["shuffled", "natural"] | None = None,
+    seed: int | None = None,
+    seeds: int = 1,
+    validation: float | None = None,
+    out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
+    resume: bool = False,
+    config: Config = None,
+    set_: Set = None,
+    device: Device = "auto",
+) -> None:
+    """Run a whole class-incremental experiment; with no options, digits in five tasks on the embedded backbone.
+
+    Examples:
+
+        caprompt run
+        caprompt run --dataset photos --tasks 1,4,2,3 --set epochs=10
+        caprompt run --method sequential-prompt --seeds 3
+        caprompt run --resume
+
+    Parameters
+    ----------
+    dataset
+        A data set's name (see `caprompt datasets`), a folder with a sub-folder per class, or a CSV.
+    method
+        A method's name (see `caprompt methods`).
+    backbone
+        A backbone's name (see `caprompt backbones`) or a .safetensors file.
+    tasks
+        Number of tasks (5), their sizes (1,4,2,3), or class names (cat,dog;cow).
+    order
+        Class order: shuffled by the seed, or natural.
+    seed
+        The first seed.
+    seeds
+        How many seeds to run, one after another.
+    validation
+        Hold out this share of the training images and test on them instead.
+    out_folder
+        Where the run is kept; by default a new folder under runs/.
+    resume
+        Go on with a stopped run to the very same end.
+    """
+    from caprompt.running import run_seeds
+
+    flags = {"dataset": dataset, "method": method, "backbone": backbone, "order": order, "seed": seed, "validation": validation}
+    given = {**settings.gathered(config, set_ or []), **{name: value for name, value in flags.items() if value is not None}}
+    if tasks is not None:
+        given["tasks"] = settings.parse_tasks(tasks)
+    run_seeds(given, seeds, out_folder, resume, device, out)
+
+
+@app.command
+def learn(
+    model: Path,
+    source: Path,
+    *,
+    method: str | None = None,
+    backbone: str | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    skip_bad: SkipBad = False,
+    config: Config = None,
+    set_: Set = None,
+    device: Device = "auto",
+) -> None:
+    """Teach a model new classes, or more images of known ones. A model that does not exist yet is begun.
+
+    Examples:
+
+        caprompt learn pets photos/week1
+        caprompt learn pets photos/week2 --skip-bad
+        caprompt learn birds birds.csv --set epochs=20
+
+    Parameters
+    ----------
+    model
+        The model's folder.
+    source
+        A folder with a sub-folder of images per class, or a CSV of path,label.
+    method
+        For a new model: a method's name.
+    backbone
+        For a new model: a backbone's name or file. For an old one: where the backbone's file is now.
+    seed
+        For a new model: everything random follows from it.
+    resume
+        Go on with a call that was stopped, to the very same model.
+    """
+    from caprompt.progress import Display
+    from caprompt.running import open_for_learning
+
+    given = settings.gathered(config, set_ or [])
+    given |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
+    classifier = open_for_learning(model, given, resume, device)
+    before = len(classifier.classes)
+    with Display(err) as listen:
+        samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
+    for sentence in samples.skipped:
+        err.print(f"skipped: {sentence}", style="yellow", highlight=False)
+    known = len(samples.classes) - (len(classifier.classes) - before)
+    out.print(
+        f"Learned {len(classifier.classes) - before} new classes"
+        + (f" and more images of {known} known ones" if known else "")
+        + f" from {len(samples)} images. '{model}' now knows {len(classifier.classes)}: {', '.join(classifier.classes)}",
+        highlight=False,
+    )
+
+
+@app.command
+def predict(
+    model: Path,
+    *images: Path,
+    top: int = 3,
+    as_json: AsJson = False,
+    skip_bad: SkipBad = False,
+    cycles: Cycles = None,
+    backbone: str | None = None,
+    device: Device = "auto",
+) -> None:
+    """Name what is on images: files, or folders of them.
+
+    Examples:
+
+        caprompt predict pets cat.jpg
+        caprompt predict pets holiday/ --json --top 5
+        caprompt predict pets cat.jpg --cycles auto
+
+    Parameters
+    ----------
+    model
+        The model's folder.
+    images
+        Image files, or folders of them at any depth.
+    top
+        How many classes to name per image.
+    backbone
+        Where the backbone's file is, if it has moved.
+    """
+    from caprompt.learner import ContinualClassifier
+    from caprompt.running import name_pictures, pictures_in
+    from caprompt.tables import prediction_table
+
+    classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
+    named, skipped = name_pictures(classifier, pictures_in(images), top, skip_bad, _cycles(cycles))
+    for sentence in skipped:
+        err.print(f"skipped: {sentence}", style="yellow", highlight=False)
+    if as_json:
+        print(json.dumps([{"image": str(path), **found.as_dict()} for path, found in named], indent=2))
+    else:
+        out.print(prediction_table([str(path) for path, _ in named], [found for _, found in named], top))
+
+
+@app.command
+def evaluate(
+    model: Path,
+    source: Path,
+    *,
+    as_json: AsJson = False,
+    skip_bad: SkipBad = False,
+    cycles: Cycles = None,
+    backbone: str | None = None,
+    device: Device = "auto",
+) -> None:
+    """Measure a model on labelled images it has not learned from.
+
+    Examples:
+
+        caprompt evaluate pets photos/test
+        caprompt evaluate pets photos/test --json --cycles 3
+
+    Parameters
+    ----------
+    model
+        The model's folder.
+    source
+        A folder with a sub-folder of images per class, or a CSV of path,label.
+    backbone
+        Where the backbone's file is, if it has moved.
+    """
+    from caprompt.learner import ContinualClassifier
+    from caprompt.tables import evaluation_table
+
+    classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
+    found = classifier.evaluate(source, skip_bad=skip_bad, **_cycles(cycles))
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        out.print(evaluation_table(found))
+        out.print(
+            f"task identified in {found.task_identification:.1f} %, {found.mean_passes:.2f} passes per image", highlight=False
+        )
+
+
+@app.command
+def methods(name: str | None = None, /) -> None:
+    """List the methods, or with a name all options of one: `caprompt methods caprompt`."""
+    from caprompt.methods import find, registered
+    from caprompt.options import described
+    from caprompt.tables import listing
+
+    if name is None:
+        out.print(listing("methods", ["name", "what it is"], [[key, method.summary] for key, method in registered().items()]))
+    else:
+        rows = [list(row) for row in described(find(name).options_class)]
+        out.print(listing(f"options of {name}, for --set", ["option", "values", "default", "meaning"], rows))
+
+
+@app.command
+def backbones() -> None:
+    """List the backbones that are at hand; any plain ViT in a .safetensors file with timm's names works by its path."""
+    from caprompt.tables import listing
+    from caprompt.weights import available, find_backbone
+
+    found = [find_backbone(name) for name in available()]
+    rows = [[b.name, f"{b.parameters / 1e6:.1f} M", f"{b.config.image_size} px", b.sha256[:12]] for b in found]
+    out.print(listing("backbones", ["name", "parameters", "images", "sha256"], rows))
+
+
+@app.command
+def datasets() -> None:
+    """List the data sets known by name; any folder with a sub-folder per class works by its path."""
+    from caprompt.data.datasets import DATASETS
+    from caprompt.tables import listing
+
+    out.print(listing("data sets", ["name", "what it is"], [[name, info.description] for name, info in DATASETS.items()]))
+
+
+def _cycles(text: str | None) -> dict[str, Any]:
+    return {} if text is None else {"cycles": settings.parse_value(text)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; bad input is one sentence and status 2, a failure 1, Ctrl-C 130."""
+    sys.exit(_status(sys.argv[1:] if arguments is None else arguments))
+
+
+def _status(arguments: Sequence[str]) -> int:
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return _complain(" ".join(str(error).split()), InputError.exit_code)
+    except CapromptError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain("Stopped; what was finished is kept, and --resume goes on from there.", 130)
+    return 0
+
+
+def _complain(sentence: str, status: int) -> int:
+    err.print(f"caprompt: {sentence}", highlight=False, markup=False, soft_wrap=True)
+    return status

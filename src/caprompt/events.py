@@ -1,0 +1,76 @@
+"""What happens while a model learns, told to whoever listens: the progress bar, the log, a notebook.
+
+A listener is a plain function of one event. Events carry facts, never objects to be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CallBegan", "CallEnded", "Consolidating", "EpochEnded", "Event", "Listener", "Reading", "StepTaken", "silent"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A picture of the source has been decoded and checked."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class CallBegan:
+    """A call of `learn` starts to train."""
+
+    task: int  # counted from 1
+    new_classes: tuple[str, ...]
+    known_classes: tuple[str, ...]
+    images: int  # per epoch
+    epochs: int
+    first_epoch: int  # above 0 where a stopped call is continued
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """One training step. The losses are still on the device: reading them is the listener's choice, not every step's cost."""
+
+    epoch: int
+    images: int
+    losses: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """One epoch, with the mean of each part of the loss."""
+
+    epoch: int
+    epochs: int
+    losses: Mapping[str, float]
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Consolidating:
+    """Training is over; class statistics are gathered and the head is aligned."""
+
+
+@dataclass(frozen=True)
+class CallEnded:
+    """The model has learned the call's images."""
+
+    classes: int
+    seconds: float
+
+
+Event = Reading | CallBegan | StepTaken | EpochEnded | Consolidating | CallEnded
+Listener = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """The listener that says nothing."""

@@ -1,0 +1,219 @@
+"""A whole class-incremental experiment: a data set is cut into tasks, learned one after another, and tested after each.
+
+A run folder holds
+    run.json        the plan, written first: configuration, class order, split, seed, backbone hash, versions, machine
+    model/          the model after the last finished task, and its checkpoint within the current one
+    results.json    the accuracy matrix so far, what follows from it, and what it cost
+    curve.png       accuracy after each task
+and can be stopped at any moment and resumed to the same end. Test images are looked at after each task, never before.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from caprompt import __version__, checkpoint, metrics
+from caprompt.data import Dataset, Samples, load_dataset
+from caprompt.data.streams import class_order, hold_out, split_tasks
+from caprompt.errors import InputError, ModelFolderError
+from caprompt.events import Listener, silent
+from caprompt.learner import ContinualClassifier
+from caprompt.methods import find
+from caprompt.weights import DEFAULT_BACKBONE
+
+__all__ = ["PROTOCOL", "Results", "RunConfig", "run"]
+
+PROTOCOL = "honest: an image's answer is its own, whatever else is in its batch; no task identity at test; no stored images"
+
+
+class RunConfig(BaseModel):
+    """What a run is made of. Options of the method stand in `options`; the data set may recommend some, the caller's win."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str = Field("digits", description="a data set's name, or a folder or CSV of images")
+    method: str = Field("caprompt", description="a method's name")
+    backbone: str = Field(DEFAULT_BACKBONE, description="a backbone's name or file")
+    seed: int = Field(0, ge=0, description="class order, initialisation, batches and augmentation follow from it")
+    tasks: int | tuple[int, ...] | tuple[tuple[str, ...], ...] | None = Field(
+        None, description="number of tasks, their sizes, or their class names"
+    )
+    order: Literal["shuffled", "natural"] = Field("shuffled", description="class order: by seed, or as the names sort")
+    validation: float = Field(0.0, ge=0, lt=1, description="test on this share of the training images instead of the test images")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="options of the method")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What the test said after one task, in percent, and what learning it cost."""
+
+    accuracies: tuple[float, ...]  # on the classes of each task so far: a row of the accuracy matrix
+    images: tuple[int, ...]  # test images behind each
+    task_identification: float
+    mean_passes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's accuracy matrix, row by row, and what follows from it."""
+
+    folder: Path
+    tasks: Sequence[Sequence[str]]
+    rows: Sequence[TaskResult]
+
+    @property
+    def matrix(self) -> list[tuple[float, ...]]:
+        """`matrix[i][j]`: accuracy on task j after learning task i."""
+        return [row.accuracies for row in self.rows]
+
+    @property
+    def finished(self) -> bool:
+        """Have all tasks been learned and tested?"""
+        return len(self.rows) == len(self.tasks)
+
+    def summary(self) -> dict[str, float]:
+        """The usual figures, in percent."""
+        last = self.rows[-1]
+        return {
+            "ACC": metrics.average_accuracy(self.matrix),
+            "AF": metrics.forgetting(self.matrix),
+            "pooled": metrics.pooled_accuracy(last.accuracies, last.images),
+            "average_incremental_accuracy": metrics.average_incremental_accuracy(self.matrix),
+            "backward_transfer": metrics.backward_transfer(self.matrix),
+            "task_identification": last.task_identification,
+        }
+
+    def save(self) -> None:
+        """Write `results.json`, atomically."""
+        document = {
+            "protocol": PROTOCOL,
+            "tasks": self.tasks,
+            "finished": self.finished,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        checkpoint.write_json(self.folder / "results.json", {**document, "summary": self.summary()})
+
+    @classmethod
+    def load(cls, folder: Path) -> Results:
+        """Read what a run has found so far."""
+        plan = read_plan(folder)
+        path = folder / "results.json"
+        rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+        results = [TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows]
+        return cls(folder, plan["tasks"], results)
+
+
+def run(config: RunConfig, folder: Path, *, resume: bool = False, device: str = "auto", listen: Listener = silent) -> Results:
+    """Run an experiment in its folder, or go on with it there."""
+    data = load_dataset(config.dataset)
+    train, test = (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
+    options = {**recommended(data, config), **config.options}
+    tasks = planned_tasks(config, data)
+    model = ContinualClassifier(config.method, config.backbone, seed=config.seed, device=device, **options)
+    plan = make_plan(config, model, tasks, train, test)
+    if resume and (folder / "run.json").is_file():
+        check_same_plan(folder, plan)
+    elif folder.exists() and any(folder.iterdir()):
+        raise InputError(f"'{folder}' is not empty; choose another folder, or go on with the run there with --resume")
+    else:
+        checkpoint.write_json(folder / "run.json", plan)
+
+    results = Results.load(folder)
+    if checkpoint.exists(folder / "model"):
+        model = ContinualClassifier.load(folder / "model", device=device)
+    while not results.finished:
+        task, began = len(results.rows), time.perf_counter()
+        if len(model.tasks) == task:
+            model.learn(train.of_classes(tasks[task]), folder=folder / "model", resume=resume, listen=listen)
+        seconds = time.perf_counter() - began
+        results = replace(results, rows=[*results.rows, assess(model, test, tasks[: task + 1], seconds)])
+        results.save()
+    from caprompt.plots import accuracy_curve
+
+    accuracy_curve({config.method: [results.matrix]}, folder / "curve.png")
+    return results
+
+
+def assess(model: ContinualClassifier, test: Samples, tasks: Sequence[Sequence[str]], seconds: float) -> TaskResult:
+    """One row of the matrix: test on the classes seen so far."""
+    seen = [name for names in tasks for name in names]
+    found = model.evaluate(test.of_classes(seen))
+    return TaskResult(
+        accuracies=tuple(score.accuracy for score in found.tasks),
+        images=tuple(score.images for score in found.tasks),
+        task_identification=found.task_identification,
+        mean_passes=found.mean_passes,
+        seconds=round(seconds, 3),
+    )
+
+
+def recommended(data: Dataset, config: RunConfig) -> dict[str, Any]:
+    """The data set's recommended options that this method has."""
+    known = find(config.method).options_class.model_fields
+    return {name: value for name, value in data.options.items() if name in known}
+
+
+def planned_tasks(config: RunConfig, data: Dataset) -> list[list[str]]:
+    """The classes of each task. Lists of names are an order of their own."""
+    tasks = config.tasks if config.tasks is not None else data.tasks
+    return split_tasks(class_order(data.train.classes, config.order, config.seed), tasks)
+
+
+def make_plan(
+    config: RunConfig, model: ContinualClassifier, tasks: Sequence[Sequence[str]], train: Samples, test: Samples
+) -> dict[str, Any]:
+    """Everything that says what this run is; a resumed run must have the same."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "options": model.method.options.model_dump(mode="json"),
+        "backbone": {"name": model.backbone.name, "sha256": model.backbone.sha256},
+        "tasks": [list(names) for names in tasks],
+        "train": {"images": len(train), "sha256": train.digest()},
+        "test": {
+            "images": len(test),
+            "sha256": test.digest(),
+            "from": "training images" if config.validation else "test images",
+        },
+        "protocol": PROTOCOL,
+        "environment": environment(model.device),
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    versions = {
+        "caprompt": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    return {**versions, "device": f"{device.type}: {name}", "threads": torch.get_num_threads()}
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan of a run folder."""
+    try:
+        plan: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
+    return plan
+
+
+def check_same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    """A run can only be resumed as what it was; versions and machine may differ."""
+    before = read_plan(folder)
+    for part in ("config", "options", "backbone", "tasks", "train", "test"):
+        if json.loads(json.dumps(plan[part])) != before[part]:
+            raise InputError(f"the run in '{folder}' was started with other settings ({part} differs); resume it with the same")

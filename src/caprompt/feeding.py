@@ -1,0 +1,52 @@
+"""Feeding a network: labelled pictures become batches as its backbone expects them, augmented for training or plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from caprompt.data.loader import batches
+from caprompt.data.sources import Samples
+from caprompt.data.store import ImageStore
+from caprompt.data.transforms import EvalTransform, TrainTransform
+from caprompt.methods.base import Batches
+from caprompt.options import Options
+from caprompt.seeds import derive
+from caprompt.weights import Backbone
+
+__all__ = ["Feeder"]
+
+DECODE_FACTOR = 4  # photos are kept at most this many times as large as the network's input
+
+
+class Feeder:
+    """Makes batches for one backbone. It lives for one call; the decoded pictures it keeps are gone with it."""
+
+    def __init__(self, backbone: Backbone, device: torch.device, budget_bytes: int = 2 * 1024**3) -> None:
+        self.backbone = backbone
+        self.device = device
+        self.store = ImageStore(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
+
+    def plain(self, samples: Samples, targets: Sequence[int], batch_size: int = 64) -> Batches:
+        """Every picture once, in order, as at the test."""
+        transform = EvalTransform(self.backbone.config.image_size, self.backbone.mean, self.backbone.std)
+        for images, labels in batches(samples, targets, transform, self.store, batch_size, seed=None, shuffle=False):
+            yield images.to(self.device), labels.to(self.device)
+
+    def augmented(self, samples: Samples, targets: Sequence[int], options: Options, seed: int) -> Callable[[int], Batches]:
+        """A function from the epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
+        transform = TrainTransform(
+            self.backbone.config.image_size,
+            self.backbone.mean,
+            self.backbone.std,
+            crop_scale=options.crop_scale,
+            flip=options.flip,
+            brightness=options.brightness,
+        )
+
+        def epoch_batches(epoch: int) -> Batches:
+            chance = [derive(seed, "epoch", epoch)]
+            return batches(samples, targets, transform, self.store, options.batch_size, seed=chance, shuffle=True)
+
+        return epoch_batches

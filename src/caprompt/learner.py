@@ -1,0 +1,316 @@
+"""`ContinualClassifier`, the noun people touch: it learns new image classes whenever they come, and answers in their names.
+
+    from caprompt import ContinualClassifier
+
+    model = ContinualClassifier()
+    model.learn("photos/week1")                 # a folder per class; also a CSV, or (images, labels)
+    model.learn("photos/week2")                 # new classes are simply new
+    model.predict_one("cat.jpg").label
+    model.save("pets")
+    model = ContinualClassifier.load("pets")    # months later, in another process: learn on
+
+Further images of known classes may come in any call. Methods with replay (CAPrompt) keep every old prompt as it is, merge the
+images into the class's statistics, and align the whole head anew; methods without train on them like on any others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caprompt import checkpoint, methods, options, training
+from caprompt.answers import Evaluation, Prediction, evaluation, predictions
+from caprompt.data.images import Picture
+from caprompt.data.sources import Samples, Source, read, verified
+from caprompt.errors import InputError, ModelFolderError
+from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
+from caprompt.feeding import Feeder
+from caprompt.seeds import derive, generator
+from caprompt.weights import DEFAULT_BACKBONE, Backbone, available, find_backbone
+
+__all__ = ["ContinualClassifier", "Evaluation", "Prediction"]
+
+IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
+
+
+class ContinualClassifier:
+    """An image classifier that grows. Labels are strings; nobody declares how many classes or tasks will come."""
+
+    def __init__(
+        self,
+        method: str = "caprompt",
+        backbone: str | Path | Backbone = DEFAULT_BACKBONE,
+        *,
+        seed: int = 0,
+        device: str = "auto",
+        **settings: Any,
+    ) -> None:
+        self.backbone = backbone if isinstance(backbone, Backbone) else find_backbone(backbone)
+        self.seed = seed
+        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.classes: list[str] = []
+        self.history: list[dict[str, Any]] = []
+        self.calls = 0
+        self.images_seen: dict[str, int] = {}
+        self.vit = self.backbone.build().to(self.device)
+        self.method = methods.build(method, self.vit, settings).to(self.device)
+
+    def __repr__(self) -> str:
+        return (
+            f"ContinualClassifier({self.method.name!r}, backbone={self.backbone.name!r}, "
+            f"{len(self.classes)} classes in {len(self.tasks)} tasks)"
+        )
+
+    @property
+    def tasks(self) -> list[list[str]]:
+        """The classes that each task brought, in order."""
+        names = iter(self.classes)
+        return [[next(names) for _ in range(size)] for size in self.method.task_sizes]
+
+    # -- learning ----------------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        source: Source,
+        *,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        skip_bad: bool = False,
+        listen: Listener = silent,
+    ) -> Samples:
+        """Learn labelled images: a folder per class, a CSV of paths and labels, or (images, labels). Returns what was learned.
+
+        With `folder`, the model is saved there when done, and after every epoch a checkpoint lies beside it; `resume` continues
+        from that checkpoint to the very same model. If anything goes wrong, the model is as it was before the call.
+        """
+        feeder = Feeder(self.backbone, self.device)
+        samples = verified(read(source), feeder.store, skip_bad, lambda done, total: listen(Reading(done, total)))
+        home = Path(folder) if folder is not None else None
+        with self._unchanged_on_failure():
+            self._learn(samples, feeder, home, resume, listen)
+            self.calls += 1
+            for name, count in samples.counts().items():
+                self.images_seen[name] = self.images_seen.get(name, 0) + count
+            if home is not None:
+                self.save(home)
+        if home is not None:
+            checkpoint.discard(home / IN_PROGRESS)
+        return samples
+
+    def _learn(self, samples: Samples, feeder: Feeder, home: Path | None, resume: bool, listen: Listener) -> None:
+        began = time.perf_counter()
+        digest = samples.digest() if home is not None else ""
+        position = self._resume(home, digest) if resume else None
+        new = tuple(name for name in samples.classes if name not in set(self.classes))
+        if position is None:
+            self._begin(new)
+        else:
+            new = tuple(position.config["progress"]["new_classes"])
+        known = tuple(name for name in samples.classes if name not in new)
+
+        trained = samples if self.method.trains_on_known else samples.of_classes(new)
+        if len(trained):
+            first = position.config["progress"]["epochs_done"] if position else 0
+            task, epochs = len(self.tasks), self.method.options.epochs
+            listen(CallBegan(task, new, known, len(trained), epochs, first))
+
+            def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
+                self._record(ended)
+                if home is not None:
+                    progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
+                    self._write(home / IN_PROGRESS, progress, training.optimizer_state(optimizer))
+
+            moments = _part(position.tensors, "optimizer.") if position else None
+            seed = derive(self.seed, "call", self.calls)
+            epoch_batches = feeder.augmented(trained, self._targets(trained), self.method.options, seed)
+            training.fit(self.method, epoch_batches, start=first, optimizer_tensors=moments, listen=listen, save=save)
+        listen(Consolidating())
+        plain = feeder.plain(samples, self._targets(samples))
+        self.method.consolidate(plain, self._generator("consolidate"))
+        listen(CallEnded(len(self.classes), time.perf_counter() - began))
+
+    def _begin(self, new: Sequence[str]) -> None:
+        if new:
+            self.classes.extend(new)
+            self.method.begin_task(len(new), self._generator("begin"))
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        return generator(self.seed, "call", self.calls, purpose)
+
+    def _record(self, ended: EpochEnded) -> None:
+        losses = {name: round(value, 6) for name, value in ended.losses.items()}
+        self.history.append(
+            {
+                "call": self.calls,
+                "epoch": ended.epoch,
+                "losses": losses,
+                "images": ended.images,
+                "seconds": round(ended.seconds, 3),
+            }
+        )
+
+    @contextmanager
+    def _unchanged_on_failure(self) -> Iterator[None]:
+        before = {name: tensor.clone() for name, tensor in self.method.state().items()}
+        tasks, classes, history, calls = list(self.method.task_sizes), list(self.classes), list(self.history), self.calls
+        images_seen = dict(self.images_seen)
+        try:
+            yield
+        except BaseException:
+            self.classes, self.history, self.calls, self.images_seen = classes, history, calls, images_seen
+            self._rebuild(tasks, before)
+            raise
+
+    def _rebuild(self, task_sizes: Sequence[int], state: Mapping[str, Tensor]) -> None:
+        fresh = type(self.method)(self.vit, self.method.options).to(self.device)
+        fresh.restore(task_sizes, state)
+        self.method = fresh
+
+    # -- answers -----------------------------------------------------------------------------------------------------------
+
+    def predict_one(self, picture: Picture | str, *, top: int = 5, **settings: Any) -> Prediction:
+        """The answer for one image: a path, a PIL image or an array."""
+        return self.predict([picture], top=top, **settings)[0]
+
+    def predict(
+        self, pictures: Sequence[Picture | str], *, top: int = 5, batch_size: int = 64, **settings: Any
+    ) -> list[Prediction]:
+        """The answer for each image; company in a batch changes nothing. `settings` are options such as cycles="auto"."""
+        self._require_classes()
+        paths = tuple(Path(picture) if isinstance(picture, str) else picture for picture in pictures)
+        samples = Samples(paths, ("unlabelled",) * len(paths))
+        feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
+        with self._set(settings):
+            answers = [self.method.answer(images) for images, _ in feeder.plain(samples, [0] * len(paths), batch_size)]
+        return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
+
+    def evaluate(
+        self, source: Source, *, batch_size: int = 64, skip_bad: bool = False, give_task: bool = False, **settings: Any
+    ) -> Evaluation:
+        """Accuracy on labelled images. `give_task` tells the method each image's true task (for the paper's appendix)."""
+        self._require_classes()
+        feeder = Feeder(self.backbone, self.device)
+        samples = verified(read(source), feeder.store, skip_bad)
+        for name in samples.classes:
+            if name not in self.classes:
+                raise InputError(f"class '{name}' has not been learned; this model knows: {', '.join(self.classes)}")
+        targets = self._targets(samples)
+        with self._set(settings):
+            answers = [
+                self.method.answer(images, self.method.task_of_class[labels] if give_task else None)
+                for images, labels in feeder.plain(samples, targets, batch_size)
+            ]
+        task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
+        return evaluation(answers, torch.tensor(targets), task_sums, self.tasks)
+
+    def _targets(self, samples: Samples) -> list[int]:
+        number = {name: index for index, name in enumerate(self.classes)}
+        return [number[label] for label in samples.labels]
+
+    @contextmanager
+    def _set(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Other options for one prediction; only those that do not concern training."""
+        before = self.method.options
+        for name in settings:
+            if name in type(before).model_fields and name not in before.at_prediction:
+                raise InputError(f"option '{name}' belongs to training; it cannot be changed at prediction")
+        changed = options.check(type(before), {**before.model_dump(), **settings}, owner=self.method.name)
+        self.method.options = changed
+        try:
+            yield
+        finally:
+            self.method.options = before
+
+    def _require_classes(self) -> None:
+        if not self.classes:
+            raise InputError("this model has not learned any class yet; teach it some with learn")
+
+    # -- keeping -----------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model: a few small files, replaced together or not at all. The backbone is named, not copied."""
+        self._write(Path(folder), progress=None, moments={})
+
+    def _write(self, folder: Path, progress: Mapping[str, Any] | None, moments: Mapping[str, Tensor]) -> None:
+        config = {
+            "method": self.method.name,
+            "options": self.method.options.model_dump(mode="json"),
+            "backbone": {"name": self.backbone.name, "path": str(self.backbone.path), "sha256": self.backbone.sha256},
+            "seed": self.seed,
+            "task_sizes": self.method.task_sizes,
+            "calls": self.calls,
+            "progress": progress,
+        }
+        task_of_class = self.method.task_of_class.tolist()
+        classes = [
+            {"name": name, "task": task + 1, "images": self.images_seen.get(name, 0)}
+            for name, task in zip(self.classes, task_of_class, strict=True)
+        ]
+        tensors = {
+            **{f"method.{name}": tensor for name, tensor in self.method.state().items()},
+            **{f"optimizer.{name}": tensor for name, tensor in moments.items()},
+        }
+        checkpoint.write(folder, checkpoint.Saved(config, classes, tensors, self.history))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, backbone: str | Path | None = None, device: str = "auto") -> ContinualClassifier:
+        """Read a saved model. `backbone` says where the backbone's file is, if it has moved."""
+        folder = Path(folder)
+        if not checkpoint.exists(folder) and checkpoint.exists(folder / IN_PROGRESS):
+            raise ModelFolderError(f"learning was stopped before '{folder}' held a finished model; continue it with --resume")
+        saved = checkpoint.read(folder)
+        config = saved.config
+        found = _find_saved_backbone(config["backbone"], folder, backbone)
+        model = cls(config["method"], found, seed=config["seed"], device=device, **config["options"])
+        model._take(saved)
+        return model
+
+    @classmethod
+    def unfinished(cls, folder: str | Path, *, device: str = "auto") -> ContinualClassifier | None:
+        """The model, still without classes, whose very first call was stopped in this folder; `learn` it with `resume=True`."""
+        folder = Path(folder)
+        if checkpoint.exists(folder) or not checkpoint.exists(folder / IN_PROGRESS):
+            return None
+        config = checkpoint.read(folder / IN_PROGRESS).config
+        found = _find_saved_backbone(config["backbone"], folder, None)
+        return cls(config["method"], found, seed=config["seed"], device=device, **config["options"])
+
+    def _take(self, saved: checkpoint.Saved) -> None:
+        self.classes = [entry["name"] for entry in saved.classes]
+        self.images_seen = {entry["name"]: entry["images"] for entry in saved.classes}
+        self.history = [dict(record) for record in saved.metrics]
+        self.calls = saved.config["calls"]
+        self._rebuild(saved.config["task_sizes"], _part(saved.tensors, "method."))
+
+    def _resume(self, home: Path | None, digest: str) -> checkpoint.Saved | None:
+        """Take over the checkpoint of a stopped call, if there is one for this model and these images."""
+        if home is None or not checkpoint.exists(home / IN_PROGRESS):
+            return None
+        saved = checkpoint.read(home / IN_PROGRESS)
+        if saved.config["calls"] != self.calls:  # it was finished after all; only the tidying up was cut off
+            return None
+        if saved.config["progress"]["digest"] != digest:
+            raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
+        self._take(saved)
+        return saved
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _find_saved_backbone(saved: Mapping[str, str], folder: Path, given: str | Path | None) -> Backbone:
+    """The very backbone that a model was trained on, by its hash."""
+    place = given or (saved["name"] if saved["name"] in available() else saved["path"])
+    if given is None and place == saved["path"] and not Path(place).is_file():
+        raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{place}'; say where it is with backbone")
+    found = find_backbone(place)
+    if found.sha256 != saved["sha256"]:
+        raise ModelFolderError(f"'{folder}' was trained on another '{saved['name']}': the backbone's hash differs")
+    return found

@@ -1,0 +1,159 @@
+"""What a method is: a frozen ViT, a head that grows, and four verbs.
+
+    method.begin_task(classes=10, generator=g)      # room for new classes
+    losses = method.loss(images, labels)            # parts by name; the loop minimises their sum
+    method.consolidate(batches, generator=g)        # after the loop: what the images tell about their classes
+    answer = method.answer(images)                  # logits of every class so far, one image at a time in meaning
+
+A method never declares how many tasks or classes will come. Classes are integers here, numbered as they arrive, so the classes
+of a task stand side by side; names are the learner's business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from caprompt import options as option_checks
+from caprompt.errors import UnknownNameError
+from caprompt.options import Options
+from caprompt.vit import ViT
+
+__all__ = ["Answer", "Batches", "GrowingHead", "Method", "build", "find", "register", "registered"]
+
+Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a method says of B images, given C classes in T tasks."""
+
+    logits: Tensor  # (B, C)
+    task_weights: Tensor  # (B, T), the weights behind the answer; they sum to one
+    passes: Tensor  # (B,), forward passes that each image took
+
+
+class GrowingHead(nn.Module):
+    """A linear classifier that gets further rows as classes arrive."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, width))
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Append rows drawn as `nn.Linear` draws them; the old rows stay bit for bit."""
+        width = self.weight.shape[1]
+        bound = width**-0.5
+        rows = torch.empty(classes, width).uniform_(-bound, bound, generator=generator).to(self.weight)
+        bias = torch.empty(classes).uniform_(-bound, bound, generator=generator).to(self.bias)
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
+
+    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+        return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
+
+
+class Method(nn.Module, ABC):
+    """A way of learning tasks one after another on a frozen ViT."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    options_class: ClassVar[type[Options]] = Options
+    #: Do images of classes learned earlier go through the training loop too, or only to `consolidate`?
+    trains_on_known: ClassVar[bool] = False
+
+    options: Options
+
+    def __init__(self, vit: ViT, options: Options) -> None:
+        super().__init__()
+        self.vit = vit
+        self.options = options
+        self.head = GrowingHead(vit.config.width)
+        self.task_sizes: list[int] = []
+
+    @property
+    def classes(self) -> int:
+        """How many classes have been seen."""
+        return sum(self.task_sizes)
+
+    @property
+    def task_of_class(self) -> Tensor:
+        """The task that each class came with: (C,)."""
+        return torch.repeat_interleave(torch.tensor(self.task_sizes)).to(self.head.weight.device)
+
+    def begin_task(self, classes: int, generator: torch.Generator) -> None:
+        """Make room for new classes. Children that extend it call it first."""
+        self.task_sizes.append(classes)
+        self.head.grow(classes, generator)
+
+    @abstractmethod
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The parts of the training loss on one batch; their sum is minimised."""
+
+    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
+        """Called after training with every image of the call once, un-augmented, known classes among them."""
+        return
+
+    @abstractmethod
+    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+        """Logits of all classes seen. `true_tasks` (B,) is for experiments that give the task away."""
+
+    def task_sums(self, probabilities: Tensor) -> Tensor:
+        """Class probabilities summed per task: (B, C) -> (B, T)."""
+        member = nn.functional.one_hot(self.task_of_class, len(self.task_sizes)).to(probabilities)  # (C, T)
+        return probabilities @ member
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything learned; the frozen backbone is not part of it."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("vit.")}
+
+    def restore(self, task_sizes: Iterable[int], state: Mapping[str, Tensor]) -> None:
+        """Grow to these tasks and take over a saved `state`, strictly. For a method that has seen no task yet."""
+        for classes in task_sizes:
+            self.begin_task(classes, torch.Generator())
+        self.load_state_dict({**{f"vit.{name}": tensor for name, tensor in self.vit.state_dict().items()}, **state})
+
+
+_REGISTRY: dict[str, type[Method]] = {}
+Registered = TypeVar("Registered", bound=type[Method])
+
+
+def register(name: str) -> Callable[[Registered], Registered]:
+    """Class decorator: make a method known by a name."""
+
+    def enter(method: Registered) -> Registered:
+        method.name = name
+        _REGISTRY[name] = method
+        return method
+
+    return enter
+
+
+def registered() -> dict[str, type[Method]]:
+    """All methods by name. Every module of this package is imported for it, so a new file needs no list."""
+    package = importlib.import_module("caprompt.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"caprompt.methods.{module.name}")
+    return dict(sorted(_REGISTRY.items()))
+
+
+def find(name: str) -> type[Method]:
+    """The class of a method; an unknown name is answered with the known ones."""
+    methods = registered()
+    if name not in methods:
+        raise UnknownNameError("method", name, methods)
+    return methods[name]
+
+
+def build(name: str, vit: ViT, options: Mapping[str, Any]) -> Method:
+    """A method that has learned nothing yet, with checked options."""
+    method = find(name)
+    return method(vit, option_checks.check(method.options_class, options, owner=name))

@@ -1,0 +1,224 @@
+"""CAPrompt: cyclic prompt aggregation (Li and Zhou, AAAI 2025, arXiv:2412.08929).
+
+Every task has prefix prompts phi_i for a frozen ViT. An image's prompt is not chosen but mixed,
+
+    phi(x) = sum_i p_i(x) phi_i                                                            (Eq. 2)
+
+with p_i(x) the probability that x belongs to a class of task i. The first pass uses equal weights; each pass gives the class
+probabilities, hence the weights, of the next (Eq. 9, Algorithm 1). Two constraints keep the mixture at least as good as a single
+task's prompt: the prediction should be concave along the mixture (Eq. 6-7), and the prompts should lie on a line (Eq. 8).
+
+Where the paper is silent or the authors' program differs, docs/decisions.md says what is done here and why. Above all:
+prefixes are built per image, so that an image's answer never depends on its batch.
+
+Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as many of values), D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from caprompt import replay
+from caprompt.errors import OptionError
+from caprompt.methods.base import Answer, Batches, Method, register
+from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
+from caprompt.vit import ViT
+
+__all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
+
+
+class CAPromptOptions(replay.ReplayOptions, PrefixOptions):
+    """The paper's hyper-parameters and the switches of its ablation table."""
+
+    alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
+    beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
+    cycles: int | Literal["auto"] = Field(2, description="passes at prediction; 'auto' stops each image when its weights settle")
+    max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
+    settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
+    first_pass: Literal["equal", "query"] = Field(
+        "equal", description="first weights from equally mixed prompts, or from no prompt"
+    )
+    aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
+
+    at_prediction: ClassVar[frozenset[str]] = frozenset({"cycles", "max_cycles", "settled"})
+
+
+@register("caprompt")
+class CAPrompt(Method):
+    """Task prompts that are mixed per image by cyclically refined task probabilities."""
+
+    summary = "task prompts mixed per image, weights refined in cycles (AAAI 2025)"
+    options_class = CAPromptOptions
+    options: CAPromptOptions
+
+    def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
+        super().__init__(vit, options)
+        self.layers = prompted_layers(vit.config, options)
+        self.prompts = nn.ParameterList()  # one (L, 2, n, D) per task
+        self.statistics = replay.build(options, vit.config.width)
+        if isinstance(options.cycles, int) and options.cycles < 1:
+            raise OptionError("option 'cycles' of caprompt must be at least 1, or 'auto'")
+
+    # -- growth ------------------------------------------------------------------------------------------------------------
+
+    def begin_task(self, classes: int, generator: torch.Generator) -> None:
+        """A new prompt, starting from the previous one; the earlier ones are frozen for good."""
+        super().begin_task(classes, generator)
+        self.statistics.grow(classes)
+        self.prompts.requires_grad_(False)
+        previous = self.prompts[-1] if len(self.prompts) else random_prompt(self.vit.config, self.options, generator)
+        self.prompts.append(nn.Parameter(previous.detach().clone().to(self.head.weight)))
+
+    # -- aggregation -------------------------------------------------------------------------------------------------------
+
+    def features_under(self, images: Tensor, rows: Tensor) -> Tensor:
+        """f(x, phi) with each image's own prompt: (B, 3, S, S) and (L, 2, B, n, D) -> (B, D)."""
+        features: Tensor = self.vit(images, Prefix(rows, self.layers))
+        return features
+
+    def mix(self, weights: Tensor, prompts: Iterable[Tensor]) -> Tensor:
+        """Eq. 2: each image's own mixture, (B, T) weights -> (L, 2, B, n, D). Only the newest prompt may carry a gradient."""
+        return torch.einsum("bt,tlknd->lkbnd", weights, torch.stack(list(prompts)))
+
+    def first_logits(self, images: Tensor) -> Tensor:
+        """The first pass, before anything is known of an image: equal weights (Algorithm 1), or the query pass of Eq. 1."""
+        if self.options.first_pass == "query" or not self.options.aggregation:
+            logits: Tensor = self.head(self.vit(images))
+            return logits
+        return self.logits_under(images, self.equal_weights(images))
+
+    def equal_weights(self, images: Tensor) -> Tensor:
+        """(B, T), all 1 / T."""
+        tasks = len(self.prompts)
+        return torch.full((images.shape[0], tasks), 1 / tasks, dtype=images.dtype, device=images.device)
+
+    def logits_under(self, images: Tensor, weights: Tensor) -> Tensor:
+        """One pass with prompts mixed by these weights: (B, C)."""
+        logits: Tensor = self.head(self.features_under(images, self.mix(weights, self.prompts)))
+        return logits
+
+    def next_weights(self, logits: Tensor) -> Tensor:
+        """Eq. 9: task probabilities from class logits, (B, C) -> (B, T)."""
+        return self.task_sums(logits.softmax(dim=1))
+
+    # -- training ----------------------------------------------------------------------------------------------------------
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Cross entropy, alpha x concave constraint, beta x linear constraint."""
+        options = self.options
+        if len(self.prompts) == 1 or not options.aggregation:
+            own = Prefix.shared(self.prompts[-1], self.layers, images.shape[0])
+            return {"ce": self.masked_cross_entropy(self.head(self.vit(images, own)), labels)}
+
+        with torch.no_grad():
+            weights = self.next_weights(self.first_logits(images))  # p, (B, T); carries no gradient
+        mixed = self.mix(weights, self.prompts)
+        if options.alpha:
+            features, concave = self.concave_pass(images, labels, weights, mixed)
+            parts = {"ce": self.masked_cross_entropy(self.head(features), labels), "concave": options.alpha * concave}
+        else:
+            parts = {"ce": self.masked_cross_entropy(self.head(self.features_under(images, mixed)), labels)}
+        # At the second task phi_1 - phi_1 = 0 has no direction to follow.
+        if options.beta and len(self.prompts) > 2:
+            parts["linear"] = options.beta * linear_loss(self.prompts[-1], self.prompts[-2], self.prompts[0])
+        return parts
+
+    def concave_pass(self, images: Tensor, labels: Tensor, weights: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
+        """Features under the mixture, and the concave loss, Eq. 7. Mixture and own prompt go through the ViT as one batch."""
+        own = self.prompts[-1].unsqueeze(2).expand_as(mixed)  # (L, 2, B, n, D)
+        features = self.features_under(torch.cat([images, images]), torch.cat([mixed, own], dim=2))  # (2 B, D)
+        with torch.no_grad():
+            old = weights[:, :-1] / weights[:, :-1].sum(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+            old_features = self.features_under(images, self.mix(old, self.prompts[:-1]))
+            g_old = self.probability(old_features, labels)
+        g_mixed, g_own = self.probability(features, torch.cat([labels, labels])).chunk(2)
+        gap = concave_gap(weights[:, -1], g_own, g_old, g_mixed)
+        return features[: images.shape[0]], gap.clamp_min(0).mean()
+
+    def probability(self, features: Tensor, labels: Tensor) -> Tensor:
+        """g(x, y, phi), (B,). Only the prompts learn from it: the head is held fixed, and so are the logits of old classes."""
+        logits = F.linear(features, self.head.weight.detach(), self.head.bias.detach())
+        known = self.classes - self.task_sizes[-1]
+        logits = torch.cat([logits[:, :known].detach(), logits[:, known:]], dim=1)
+        return logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)
+
+    def masked_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Eq. 3, among the classes of the current task."""
+        known = self.classes - self.task_sizes[-1]
+        return F.cross_entropy(logits[:, known:], labels - known)
+
+    # -- after a task ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def own_features(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Features of labelled images, each under the prompt of its class's own task."""
+        weights = F.one_hot(self.task_of_class[labels], len(self.prompts)).to(images)
+        return self.features_under(images, self.mix(weights, self.prompts))
+
+    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
+        """Statistics of the classes at hand (those of known classes are merged), then alignment of the whole head."""
+        self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
+        if len(self.prompts) > 1:
+            replay.align(self.head, self.statistics, self.options, self.classes - self.task_sizes[-1], generator)
+
+    # -- prediction --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+        """Algorithm 1, inference. With `true_tasks`, each image is seen once, under its own task's prompt."""
+        count = images.shape[0]
+        if true_tasks is not None:
+            weights = F.one_hot(true_tasks, len(self.prompts)).to(images)
+            return Answer(self.logits_under(images, weights), weights, torch.ones(count, dtype=torch.long))
+        if self.options.cycles == "auto":
+            return self.answer_until_settled(images)
+        weights, logits = self.equal_weights(images), self.first_logits(images)
+        for _ in range(self.options.cycles - 1):
+            weights = self.chosen(self.next_weights(logits))
+            logits = self.logits_under(images, weights)
+        return Answer(logits, weights, torch.full((count,), self.options.cycles))
+
+    def answer_until_settled(self, images: Tensor) -> Answer:
+        """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
+        weights, logits = self.equal_weights(images), self.first_logits(images)
+        passes = torch.ones(images.shape[0], dtype=torch.long)
+        active = torch.arange(images.shape[0], device=images.device)
+        for _ in range(self.options.max_cycles - 1):
+            proposed = self.chosen(self.next_weights(logits[active]))
+            moving = (proposed - weights[active]).abs().amax(dim=1) >= self.options.settled
+            active, proposed = active[moving], proposed[moving]
+            if not len(active):
+                break
+            weights[active] = proposed
+            logits[active] = self.logits_under(images[active], proposed)
+            passes[active.cpu()] += 1
+        return Answer(logits, weights, passes)
+
+    def chosen(self, weights: Tensor) -> Tensor:
+        """The weights as they are, or without aggregation the likeliest task alone."""
+        return weights if self.options.aggregation else F.one_hot(weights.argmax(dim=1), weights.shape[1]).to(weights)
+
+
+def concave_gap(p_now: Tensor, g_now: Tensor, g_old: Tensor, g_mixed: Tensor) -> Tensor:
+    """Eq. 6: how far the mixture falls short of mixing the predictions; at most zero where the prediction is concave.
+
+    >>> concave_gap(torch.tensor(0.25), torch.tensor(0.8), torch.tensor(0.4), torch.tensor(0.5))
+    tensor(0.)
+    """
+    return p_now * g_now + (1 - p_now) * g_old - g_mixed
+
+
+def linear_loss(now: Tensor, previous: Tensor, first: Tensor) -> Tensor:
+    """Eq. 8 over the full width, averaged over layers, keys and values, and rows: each prompt is (L, 2, n, D).
+
+    >>> first = torch.zeros(1, 2, 1, 3)
+    >>> linear_loss(first + 2, first + 1, first)
+    tensor(0.)
+    """
+    return 1 - F.cosine_similarity(now - first.detach(), previous.detach() - first.detach(), dim=-1).mean()

@@ -1,0 +1,70 @@
+"""Prefix prompts: rows of keys and values put in front of a block's own, shared by the methods that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from caprompt.errors import OptionError
+from caprompt.options import Options
+from caprompt.vit import Adaptation, ViTConfig
+
+__all__ = ["Prefix", "PrefixOptions", "prompted_layers", "random_prompt"]
+
+
+class PrefixOptions(Options):
+    """The shape and the start of prefix prompts."""
+
+    length: int = Field(10, ge=2, multiple_of=2, description="prompt rows per layer, keys and values counted together")
+    layers: Literal["all"] | tuple[int, ...] = Field("all", description="the layers that are prompted, from 0; '0-8' is a range")
+    init: Literal["normal", "uniform"] = Field("normal", description="first prompt: N(0, 0.02), or U(-1, 1) as the paper's program")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def spread_range(cls, value: Any) -> Any:
+        """'0-8' stands for 0, 1, ... 8."""
+        if isinstance(value, str) and value.replace("-", "", 1).isdigit() and "-" in value:
+            first, last = map(int, value.split("-"))
+            return tuple(range(first, last + 1))
+        return (value,) if isinstance(value, int) else value
+
+
+class Prefix(Adaptation):
+    """Key and value rows for each image of a batch at some layers: `rows` is (L, 2, B, n, D)."""
+
+    def __init__(self, rows: Tensor, layers: Sequence[int]) -> None:
+        self.rows = rows
+        self.slot = {layer: slot for slot, layer in enumerate(layers)}
+
+    @classmethod
+    def shared(cls, prompt: Tensor, layers: Sequence[int], batch: int) -> Prefix:
+        """The same prompt (L, 2, n, D) for every image of a batch."""
+        return cls(prompt.unsqueeze(2).expand(-1, -1, batch, -1, -1), layers)
+
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: D102
+        if layer not in self.slot:
+            return None
+        rows = self.rows[self.slot[layer]]
+        return rows[0], rows[1]
+
+
+def prompted_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]:
+    """The layers that get a prompt; every one of them must exist."""
+    if options.layers == "all":
+        return tuple(range(config.depth))
+    for layer in options.layers:
+        if not 0 <= layer < config.depth:
+            raise OptionError(f"option 'layers' names layer {layer}, but this backbone has layers 0 to {config.depth - 1}")
+    return tuple(sorted(set(options.layers)))
+
+
+def random_prompt(config: ViTConfig, options: PrefixOptions, generator: torch.Generator) -> Tensor:
+    """A first prompt: (L, 2, n, D), with n rows of keys and n of values."""
+    rows = torch.empty(len(prompted_layers(config, options)), 2, options.length // 2, config.width)
+    if options.init == "uniform":
+        return rows.uniform_(-1, 1, generator=generator)
+    return rows.normal_(0, 0.02, generator=generator)

@@ -1,0 +1,90 @@
+"""Options: typed, checked, and listed in one place only, the class that declares them.
+
+`Options` holds what every method has (the loop and the image recipe); a method's own class adds to it. The saved `config.json`,
+`--set key=value`, TOML files and the listing of `caprompt methods NAME` are all derived from these fields.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from caprompt.errors import OptionError, did_you_mean
+
+__all__ = ["Options", "check", "described"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Options(BaseModel):
+    """What every method has: the training loop and the image recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    epochs: int = Field(6, ge=1, description="passes over a task's training images")
+    batch_size: int = Field(24, ge=1, description="images per training step")
+    learning_rate: float = Field(3e-3, gt=0, description="Adam's rate for prompts, and for the head times head_rate")
+    head_rate: float = Field(1.0, ge=0, description="the head's learning rate relative to learning_rate")
+    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 for no limit")
+    schedule: Literal["constant", "step", "cosine"] = Field("cosine", description="how the rate falls within a task")
+    step_at: float = Field(0.6, gt=0, le=1, description="schedule 'step': the share of epochs after which the rate is a tenth")
+    crop_scale: tuple[float, float] = Field((0.3, 1.0), description="share of a training picture that a random crop keeps")
+    flip: float = Field(0.5, ge=0, le=1, description="how often a training picture is mirrored")
+    brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness")
+
+    #: Options that only matter at prediction and may therefore be changed on a trained model.
+    at_prediction: typing.ClassVar[frozenset[str]] = frozenset()
+
+
+def check(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:
+    """Build `model` from values; the first thing wrong with them becomes one sentence.
+
+    >>> check(Options, {"epoch": 3}, "caprompt")
+    Traceback (most recent call last):
+    caprompt.errors.OptionError: unknown option 'epoch' for caprompt (did you mean 'epochs'?); there are: batch_size, ...
+    >>> check(Options, {"epochs": "many"}, "caprompt")
+    Traceback (most recent call last):
+    caprompt.errors.OptionError: option 'epochs' of caprompt cannot be 'many': input should be a valid integer, ...
+    """
+    known = model.model_fields
+    for key in values:
+        if key not in known:
+            raise OptionError(
+                f"unknown option '{key}' for {owner}{did_you_mean(key, known)}; there are: {', '.join(sorted(known))}"
+            )
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise OptionError(f"option '{key}' of {owner} cannot be '{values.get(key)}': {reason}") from error
+
+
+def described(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
+    """Each option as (name, type, default, meaning), for tables.
+
+    >>> described(Options)[0]
+    ('epochs', 'int', '6', "passes over a task's training images")
+    """
+    return [(name, spelled(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
+
+
+def spelled(annotation: Any) -> str:
+    """A type as a person writes it.
+
+    >>> spelled(int), spelled(Literal["a", "b"]), spelled(int | Literal["auto"])
+    ('int', 'a | b', 'int | auto')
+    """
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return " | ".join(map(str, typing.get_args(annotation)))
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(spelled(part) for part in typing.get_args(annotation))
+    if origin is tuple:
+        return ",".join(spelled(part) for part in typing.get_args(annotation))
+    return getattr(annotation, "__name__", str(annotation))

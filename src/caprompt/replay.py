@@ -1,0 +1,60 @@
+"""Replay without images: features are drawn from the class statistics, and the head is aligned with them.
+
+Which statistics there are, and what each costs per class, is in `class_statistics.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import nn
+
+from caprompt.class_statistics import Covariance, LowRank, MultiCentroid, Statistics, Variance
+from caprompt.options import Options
+
+__all__ = ["ReplayOptions", "align", "build"]
+
+
+class ReplayOptions(Options):
+    """What is remembered of classes, and how the head is aligned with it."""
+
+    replay: Literal["covariance", "low-rank", "variance", "multi-centroid", "mean"] = Field(
+        "covariance", description="what is remembered of each class"
+    )
+    rank: int = Field(16, ge=1, description="replay='low-rank': directions per class")
+    centroids: int = Field(5, ge=1, description="replay='multi-centroid': centroids per class")
+    align_epochs: int = Field(30, ge=0, description="epochs of classifier alignment after a task; 0 for none")
+    align_rate: float = Field(0.005, gt=0, description="SGD's rate in the alignment (momentum 0.9, cosine)")
+    align_draws: int = Field(5, ge=1, description="features drawn per class and epoch, in batches (batch_size)")
+
+
+def build(options: ReplayOptions, width: int) -> Statistics:
+    """Empty statistics of the kind that the options name."""
+    if options.replay == "low-rank":
+        return LowRank(width, options.rank)
+    if options.replay == "multi-centroid":
+        return MultiCentroid(width, options.centroids)
+    return {"mean": Statistics, "variance": Variance, "covariance": Covariance}[options.replay](width)
+
+
+def align(head: nn.Module, statistics: Statistics, options: ReplayOptions, old_classes: int, generator: torch.Generator) -> None:
+    """Train the head alone on features drawn from every class, so that classes of different tasks become comparable.
+
+    Each epoch draws `align_draws` batches of features a class and takes as many steps of that size as there are old classes.
+    """
+    each = options.align_draws * options.batch_size
+    optimizer = torch.optim.SGD(head.parameters(), lr=options.align_rate, momentum=0.9)
+    labels = torch.arange(len(statistics.mean), device=statistics.mean.device).repeat_interleave(each)  # (C * each,)
+    for epoch in range(options.align_epochs):
+        optimizer.param_groups[0]["lr"] = options.align_rate * (1 + math.cos(math.pi * epoch / options.align_epochs)) / 2
+        features = statistics.draw(each, generator).flatten(0, 1)  # (C * each, D)
+        order = torch.randperm(len(labels), generator=generator).to(labels.device)
+        for step in order.split(each)[:old_classes]:
+            loss = F.cross_entropy(head(features[step]), labels[step])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()

@@ -1,0 +1,107 @@
+"""The loop, one screen of it: Adam, a head rate, clipping, a schedule, a fresh optimiser for every task.
+
+The caller hears of every step and epoch through `listen`, and gets the chance to `save` after each epoch. Nothing here is random:
+the batches of an epoch are the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from caprompt.events import EpochEnded, Listener, StepTaken, silent
+from caprompt.methods.base import Batches, Method
+from caprompt.options import Options
+
+__all__ = ["fit", "load_optimizer", "optimizer_state", "rate_factor"]
+
+
+def fit(
+    method: Method,
+    batches: Callable[[int], Batches],
+    *,
+    start: int = 0,
+    optimizer_tensors: Mapping[str, Tensor] | None = None,
+    listen: Listener = silent,
+    save: Callable[[EpochEnded, torch.optim.Optimizer], None] = lambda epoch, optimizer: None,
+) -> None:
+    """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs."""
+    options, device = method.options, method.head.weight.device
+    optimizer = make_optimizer(method)
+    if optimizer_tensors:
+        load_optimizer(optimizer, optimizer_tensors)
+    for epoch in range(start, options.epochs):
+        began, images_seen = time.perf_counter(), 0
+        sums: dict[str, Tensor] = {}
+        set_rate(optimizer, options, epoch)
+        for images, labels in batches(epoch):
+            losses = method.loss(images.to(device), labels.to(device))
+            optimizer.zero_grad()
+            torch.stack(list(losses.values())).sum().backward()
+            if options.clip:
+                torch.nn.utils.clip_grad_norm_(trainable(method), options.clip)
+            optimizer.step()
+            images_seen += images.shape[0]
+            parts = {name: loss.detach() for name, loss in losses.items()}
+            sums = {name: sums.get(name, 0) + part * images.shape[0] for name, part in parts.items()}
+            listen(StepTaken(epoch, images.shape[0], parts))
+        means = {name: float(total) / images_seen for name, total in sums.items()}
+        seconds = time.perf_counter() - began
+        ended = EpochEnded(epoch, options.epochs, means, images_seen, seconds)
+        save(ended, optimizer)
+        listen(ended)
+
+
+def trainable(method: Method) -> list[torch.nn.Parameter]:
+    """The parameters that learn in the current task."""
+    return [parameter for parameter in method.parameters() if parameter.requires_grad]
+
+
+def make_optimizer(method: Method) -> torch.optim.Adam:
+    """Adam with one group for the head and one for all else that learns; `base` is a group's rate before the schedule."""
+    rate, head = method.options.learning_rate, set(method.head.parameters())
+    groups = [
+        {"params": [parameter for parameter in trainable(method) if parameter not in head], "base": rate},
+        {"params": list(method.head.parameters()), "base": rate * method.options.head_rate},
+    ]
+    return torch.optim.Adam([group for group in groups if group["params"]], lr=rate)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, options: Options, epoch: int) -> None:
+    """Put every group's rate where the schedule has it in this epoch."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base"] * rate_factor(options, epoch)
+
+
+def rate_factor(options: Options, epoch: int) -> float:
+    """The learning rate of an epoch, relative to the first one's.
+
+    >>> [round(rate_factor(Options(epochs=4, schedule="cosine"), epoch), 2) for epoch in range(4)]
+    [1.0, 0.85, 0.5, 0.15]
+    >>> [rate_factor(Options(epochs=50, schedule="step", step_at=0.6), epoch) for epoch in (29, 30)]
+    [1.0, 0.1]
+    """
+    if options.schedule == "cosine":
+        return (1 + math.cos(math.pi * epoch / options.epochs)) / 2
+    if options.schedule == "step" and epoch >= round(options.step_at * options.epochs):
+        return 0.1
+    return 1.0
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's moments as named tensors, for a checkpoint."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{name}": tensor for index, entry in state.items() for name, tensor in entry.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Take over moments that `optimizer_state` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
