@@ -1,0 +1,13 @@
+"""Labelled images: where they come from, how they are split into tasks, and how they reach the network.
+
+A picture goes: `sources` (folder, CSV, arrays) -> `Samples` -> `verified` -> `streams` (tasks) -> `loader` (batches),
+and every loader reads through an `ImageStore`, which decodes each file once. Only `loader` imports torch.
+"""
+
+from __future__ import annotations
+
+from caprompt.data.datasets import Dataset, load_dataset
+from caprompt.data.samples import Samples
+from caprompt.data.sources import read
+
+__all__ = ["Dataset", "Samples", "load_dataset", "read"]

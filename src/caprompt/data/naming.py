@@ -1,0 +1,54 @@
+"""What a class may be called, and how names are sorted."""
+
+from __future__ import annotations
+
+import re
+
+from caprompt.errors import DataError
+
+__all__ = ["check_class_name", "natural_key"]
+
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+_RESERVED = re.compile(r"(CON|PRN|AUX|NUL|COM[1-9]|LPT[1-9])(\..*)?", re.IGNORECASE)  # devices on Windows
+
+
+def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """A sorting key that counts as people do: numbers by value, letters without case.
+
+    >>> sorted(["class10", "Class3", "class2"], key=natural_key)
+    ['class2', 'Class3', 'class10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    key = tuple((0, int(part), "") if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part)
+    return key, name  # the name itself parts "a1" from "a01" and "A1"
+
+
+def check_class_name(name: str) -> None:
+    """Refuse a name that could not be a folder's name on every common system, since people keep classes in folders.
+
+    >>> check_class_name("sea lion")
+    >>> check_class_name("a/b")
+    Traceback (most recent call last):
+    caprompt.errors.DataError: 'a/b' cannot be a class name: it has '/' in it; rename the class
+    """
+    problem = _problem(name)
+    if problem:
+        raise DataError(f"{name!r} cannot be a class name: {problem}; rename the class")
+
+
+def _problem(name: str) -> str | None:
+    if name in ("", ".", ".."):
+        return "it must have a letter or digit"
+    if name != name.strip():
+        return "it begins or ends with a blank"
+    if name.endswith("."):
+        return "it ends with a dot"
+    if found := _FORBIDDEN.search(name):
+        return f"it has {found.group()!r} in it"
+    if _RESERVED.fullmatch(name):
+        return "Windows keeps that name for a device"
+    try:
+        encoded = name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "it is not valid Unicode"
+    return "it is longer than 255 bytes" if len(encoded) > 255 else None

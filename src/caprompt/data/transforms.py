@@ -1,0 +1,117 @@
+"""From pixels to what the network sees: the paper's augmentation for training, a centre crop for the rest.
+
+Bit-equal to torchvision's transforms on Pillow images, given the same random draws. That holds for a crop followed by
+a resize; Pillow's `resize(box=...)` looks at pixels outside the box and differs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
+
+from caprompt.data.images import Pixels
+from caprompt.errors import OptionError
+
+__all__ = ["EvalTransform", "TrainTransform", "Transform", "crop_box"]
+
+Colour: TypeAlias = tuple[float, float, float]
+Box: TypeAlias = tuple[int, int, int, int]
+
+
+class Transform(Protocol):
+    """Pixels (H, W, 3) and a source of randomness -> the network's input (3, S, S)."""
+
+    def __call__(self, image: Pixels, rng: np.random.Generator, /) -> NDArray[np.float32]:
+        """One picture, transformed."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """A random part of the picture, resized, maybe mirrored, maybe brightened or darkened, normalised.
+
+    `crop_scale` is the part's share of the area, `crop_ratio` its width over its height, `flip` the probability of
+    mirroring; the brightness is multiplied by a factor in 1 ± `brightness`.
+    """
+
+    size: int
+    mean: Colour
+    std: Colour
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    brightness: float = 0.0
+
+    def __call__(self, image: Pixels, rng: np.random.Generator) -> NDArray[np.float32]:
+        """One picture (H, W, 3), differently at every state of `rng`."""
+        height, width, _ = image.shape
+        left, top, right, bottom = crop_box(width, height, self.crop_scale, self.crop_ratio, rng)
+        part = Image.fromarray(image[top:bottom, left:right])
+        part = part.resize((self.size, self.size), Image.Resampling.BICUBIC)
+        if rng.random() < self.flip:
+            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.brightness:
+            factor = rng.uniform(max(0.0, 1 - self.brightness), 1 + self.brightness)
+            part = ImageEnhance.Brightness(part).enhance(factor)
+        return _normalised(part, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """The middle of the picture, once its short side is `resize` (by default 256 for a `size` of 224), normalised."""
+
+    size: int
+    mean: Colour
+    std: Colour
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.resize is not None and self.resize < self.size:
+            raise OptionError(f"resize={self.resize} leaves too little for a crop of {self.size}; give at least that")
+
+    def __call__(self, image: Pixels, rng: np.random.Generator | None = None) -> NDArray[np.float32]:
+        """One picture (H, W, 3), always the same; `rng` is not used."""
+        height, width, _ = image.shape
+        short = self.resize or round(self.size * 256 / 224)
+        long = int(short * max(height, width) / min(height, width))
+        width, height = (short, long) if width <= height else (long, short)
+        whole = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
+        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+        return _normalised(whole.crop((left, top, left + self.size, top + self.size)), self.mean, self.std)
+
+
+def crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator) -> Box:
+    """A random part of a picture as (left, top, right, bottom), after torchvision's RandomResizedCrop.
+
+    Ten draws of area and shape; if none fits, the largest central part of an allowed shape.
+
+    >>> crop_box(400, 100, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
+    (150, 0, 250, 100)
+    """
+    for _ in range(10):
+        area = width * height * rng.uniform(*scale)
+        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+            return left, top, left + w, top + h
+    w, h = width, height
+    if width / height < ratio[0]:
+        h = round(width / ratio[0])
+    elif width / height > ratio[1]:
+        w = round(height * ratio[1])
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _normalised(image: Image.Image, mean: Colour, std: Colour) -> NDArray[np.float32]:
+    values = np.asarray(image).transpose(2, 0, 1).astype(np.float32, order="C")  # (S, S, 3) -> (3, S, S)
+    values /= 255
+    values -= np.array(mean, np.float32)[:, None, None]
+    values /= np.array(std, np.float32)[:, None, None]
+    return values
