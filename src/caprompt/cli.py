@@ -119,6 +119,7 @@ def learn(
     backbone: str | None = None,
     seed: int | None = None,
     resume: bool = False,
+    restart: bool = False,
     skip_bad: SkipBad = False,
     config: Config = None,
     set_: Set = None,
@@ -146,25 +147,25 @@ def learn(
         For a new model: everything random follows from it.
     resume
         Go on with a call that was stopped, to the very same model.
+    restart
+        Give up a call that was stopped, and begin it anew.
     """
     from caprompt.progress import Display
     from caprompt.running import open_for_learning
 
     given = settings.gathered(config, set_ or [])
     given |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
-    classifier = open_for_learning(model, given, resume, device)
+    classifier = open_for_learning(model, given, resume, restart, device)
     before = len(classifier.classes)
     with Display(err) as listen:
         samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
     for sentence in samples.skipped:
         err.print(f"skipped: {sentence}", style="yellow", highlight=False)
-    known = len(samples.classes) - (len(classifier.classes) - before)
-    out.print(
-        f"Learned {len(classifier.classes) - before} new classes"
-        + (f" and more images of {known} known ones" if known else "")
-        + f" from {len(samples)} images. '{model}' now knows {len(classifier.classes)}: {', '.join(classifier.classes)}",
-        highlight=False,
-    )
+    new = classifier.classes[before:]
+    known = [name for name in samples.classes if name not in new]
+    learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
+    sentence = f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes."
+    out.print(sentence, highlight=False)
 
 
 @app.command

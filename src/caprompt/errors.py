@@ -38,9 +38,9 @@ class ModelFolderError(InputError):
 class UnknownNameError(InputError):
     """A name that is not in a registry; the message lists what is."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], also: str = "") -> None:
         names = sorted(known)
-        super().__init__(f"unknown {kind} '{name}'{did_you_mean(name, names)}; there are: {', '.join(names)}")
+        super().__init__(f"unknown {kind} '{name}'{did_you_mean(name, names)}; there are: {', '.join(names)}{also}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ from caprompt.feeding import Feeder
 from caprompt.seeds import derive, generator
 from caprompt.weights import DEFAULT_BACKBONE, Backbone, available, find_backbone
 
-__all__ = ["ContinualClassifier", "Evaluation", "Prediction"]
+__all__ = ["IN_PROGRESS", "ContinualClassifier", "Evaluation", "Prediction", "call_was_stopped"]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
 
@@ -290,15 +290,21 @@ class ContinualClassifier:
 
     def _resume(self, home: Path | None, digest: str) -> checkpoint.Saved | None:
         """Take over the checkpoint of a stopped call, if there is one for this model and these images."""
-        if home is None or not checkpoint.exists(home / IN_PROGRESS):
+        if home is None or not call_was_stopped(home):
             return None
         saved = checkpoint.read(home / IN_PROGRESS)
-        if saved.config["calls"] != self.calls:  # it was finished after all; only the tidying up was cut off
-            return None
         if saved.config["progress"]["digest"] != digest:
             raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
         self._take(saved)
         return saved
+
+
+def call_was_stopped(folder: Path) -> bool:
+    """Does a checkpoint lie in this folder that a later call has not made obsolete?"""
+    if not checkpoint.exists(folder / IN_PROGRESS):
+        return False
+    finished = checkpoint.read(folder).config["calls"] if checkpoint.exists(folder) else 0
+    return bool(checkpoint.read(folder / IN_PROGRESS).config["calls"] == finished)
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -86,5 +86,7 @@ def spelled(annotation: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " | ".join(spelled(part) for part in typing.get_args(annotation))
     if origin is tuple:
-        return ",".join(spelled(part) for part in typing.get_args(annotation))
+        return ",".join("..." if part is Ellipsis else spelled(part) for part in typing.get_args(annotation))
+    if origin is typing.Annotated:
+        return spelled(typing.get_args(annotation)[0])
     return getattr(annotation, "__name__", str(annotation))

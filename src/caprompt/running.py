@@ -15,7 +15,7 @@ from caprompt.data.images import IMAGE_SUFFIXES, decode
 from caprompt.errors import DataError, InputError, OptionError
 from caprompt.experiment import PROTOCOL, Results, RunConfig, run
 from caprompt.feeding import DECODE_FACTOR
-from caprompt.learner import IN_PROGRESS, ContinualClassifier
+from caprompt.learner import IN_PROGRESS, ContinualClassifier, call_was_stopped
 from caprompt.options import check
 from caprompt.progress import Display
 from caprompt.tables import run_table, seeds_table
@@ -83,10 +83,12 @@ def same_run(folder: Path, config: RunConfig) -> bool:
     return bool(before == json.loads(config.model_dump_json()))
 
 
-def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, device: str) -> ContinualClassifier:
+def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
     """The model in a folder, or a new one with these settings; settings of training belong to the model's beginning."""
     if resume:
         return resumable(folder, given, device)
+    if call_was_stopped(folder) and not restart:
+        raise InputError(f"learning was stopped in '{folder}'; go on with it with --resume, or give it up with --restart")
     if checkpoint.exists(folder):
         backbone = given.get("backbone")
         for name in given:
@@ -105,7 +107,7 @@ def resumable(folder: Path, given: Mapping[str, Any], device: str) -> ContinualC
     """The model whose learning was stopped."""
     if given:
         raise OptionError(f"a stopped call goes on as it began; leave out {', '.join(sorted(given))}")
-    if not checkpoint.exists(folder / IN_PROGRESS):
+    if not call_was_stopped(folder):
         raise InputError(f"nothing was stopped in '{folder}', so there is nothing to resume; learn without --resume")
     unfinished = ContinualClassifier.unfinished(folder, device=device)
     return unfinished or ContinualClassifier.load(folder, device=device)

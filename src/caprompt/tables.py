@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from caprompt.answers import Evaluation, Prediction
     from caprompt.experiment import Results
 
+SHORT = {"average_incremental_accuracy": "incremental", "backward_transfer": "BWT", "task_identification": "task id"}
+
 __all__ = ["evaluation_table", "listing", "prediction_table", "run_table", "seeds_table"]
 
 
@@ -48,7 +50,7 @@ def seeds_table(summaries: Mapping[int, Mapping[str, float]]) -> Table:
     if len(rows) > 1:
         columns = [[figures[name] for figures in summaries.values()] for name in names]
         rows.append(["mean", *(f"{fmean(column):.1f} ± {stdev(column):.1f}" for column in columns)])
-    return listing("", ["seed", *(name.replace("_", " ") for name in names)], rows)
+    return listing("summary, in percent", ["seed", *(SHORT.get(name, name) for name in names)], rows)
 
 
 def prediction_table(pictures: Sequence[str], predictions: Sequence[Prediction], top: int) -> Table:

@@ -54,6 +54,7 @@ def fit(
         ended = EpochEnded(epoch, options.epochs, means, images_seen, seconds)
         save(ended, optimizer)
         listen(ended)
+    optimizer.zero_grad()  # what a task froze should not carry its last gradient along
 
 
 def trainable(method: Method) -> list[torch.nn.Parameter]:

@@ -72,7 +72,7 @@ def find_backbone(name_or_path: str | Path) -> Backbone:
         return read_backbone(path, name=path.stem)
     if path.suffix == ".safetensors" or "/" in str(name_or_path):
         raise InputError(f"there is no backbone file '{name_or_path}'")
-    raise UnknownNameError("backbone", str(name_or_path), [*packaged, "or the path of a .safetensors file in timm's naming"])
+    raise UnknownNameError("backbone", str(name_or_path), packaged, also="; or give the path of a .safetensors file")
 
 
 def read_backbone(path: Path, name: str) -> Backbone:

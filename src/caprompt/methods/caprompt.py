@@ -17,7 +17,7 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt import replay
-from caprompt.errors import OptionError
 from caprompt.methods.base import Answer, Batches, Method, register
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.vit import ViT
@@ -38,7 +37,9 @@ class CAPromptOptions(replay.ReplayOptions, PrefixOptions):
 
     alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
     beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
-    cycles: int | Literal["auto"] = Field(2, description="passes at prediction; 'auto' stops each image when its weights settle")
+    cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        2, description="passes at prediction; 'auto' stops each image when its weights settle"
+    )
     max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
     settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
     first_pass: Literal["equal", "query"] = Field(
@@ -62,8 +63,6 @@ class CAPrompt(Method):
         self.layers = prompted_layers(vit.config, options)
         self.prompts = nn.ParameterList()  # one (L, 2, n, D) per task
         self.statistics = replay.build(options, vit.config.width)
-        if isinstance(options.cycles, int) and options.cycles < 1:
-            raise OptionError("option 'cycles' of caprompt must be at least 1, or 'auto'")
 
     # -- growth ------------------------------------------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ def linear_loss(now: Tensor, previous: Tensor, first: Tensor) -> Tensor:
     """Eq. 8 over the full width, averaged over layers, keys and values, and rows: each prompt is (L, 2, n, D).
 
     >>> first = torch.zeros(1, 2, 1, 3)
-    >>> linear_loss(first + 2, first + 1, first)
-    tensor(0.)
+    >>> round(float(linear_loss(first + 2, first + 1, first)), 6)
+    0.0
     """
     return 1 - F.cosine_similarity(now - first.detach(), previous.detach() - first.detach(), dim=-1).mean()

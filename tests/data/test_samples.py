@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caprompt.data.samples import Samples
+from caprompt.data.sources import read
+from caprompt.errors import DataError
+
+
+def pixel(value: int) -> np.ndarray:
+    return np.full((2, 2, 3), value, np.uint8)
+
+
+def test_classes_counts_and_selection() -> None:
+    samples = Samples(tuple(pixel(i) for i in range(4)), ("c10", "c2", "c10", "c1"))
+    assert len(samples) == 4
+    assert samples.classes == ("c1", "c2", "c10")
+    assert list(samples.counts().items()) == [("c1", 1), ("c2", 1), ("c10", 2)]
+    chosen = samples.select(np.array([3, 0]))
+    assert chosen.labels == ("c1", "c10")
+    assert [int(p[0, 0, 0]) for p in chosen.pictures] == [3, 0]
+    assert samples.of_classes(["c10", "c1"]).labels == ("c10", "c10", "c1")
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(DataError, match="1 images but 2 labels"):
+        Samples((pixel(0),), ("a", "b"))
+
+
+def test_class_names_are_checked() -> None:
+    with pytest.raises(DataError, match="'a/b' cannot be a class name"):
+        Samples((pixel(0),), ("a/b",))
+
+
+def test_digest_follows_content_labels_and_order_but_not_the_place(photos: Path, tmp_path: Path) -> None:
+    samples = read(photos)
+    first = samples.digest()
+    shutil.copytree(photos, tmp_path / "moved")
+    assert read(tmp_path / "moved").digest() == first
+
+    assert samples.select(range(11, -1, -1)).digest() != first
+    relabelled = Samples(samples.pictures, ("class3", *samples.labels[1:]))
+    assert relabelled.digest() != first
+    (photos / "class1" / "0.png").write_bytes(b"other")
+    assert samples.digest() != first
+
+
+def test_digest_of_arrays() -> None:
+    def digest(value: int) -> str:
+        return Samples((pixel(value),), ("a",)).digest()
+
+    assert digest(1) == digest(1) != digest(2)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from caprompt.data.samples import Samples
+from caprompt.data.sources import read
+from caprompt.errors import DataError
+
+
+def test_folder_per_class_in_natural_order(photos: Path) -> None:
+    samples = read(str(photos))
+    assert samples.classes == ("class1", "class2", "class10")
+    assert samples.labels == ("class1",) * 4 + ("class2",) * 4 + ("class10",) * 4
+    assert samples.pictures[:2] == (photos / "class1" / "0.png", photos / "class1" / "1.png")
+    assert samples.skipped == ()
+    assert read(samples) is samples
+
+
+def test_nested_files_count_hidden_and_foreign_ones_do_not(photos: Path) -> None:
+    deep = photos / "class1" / "2024" / "may"
+    deep.mkdir(parents=True)
+    shutil.copy(photos / "class1" / "0.png", deep / "UPPER.PNG")
+    for name in (".hidden.png", "notes.txt", ".cache/x.png", "../.git/x.png"):
+        (photos / "class1" / name).parent.mkdir(exist_ok=True)
+        (photos / "class1" / name).write_bytes(b"")
+    names = [path.name for path in read(photos).of_classes(["class1"]).pictures]
+    assert names == ["0.png", "1.png", "2.png", "3.png", "UPPER.PNG"]
+
+
+def test_images_beside_the_class_folders_are_told_of(photos: Path) -> None:
+    (photos / "stray.jpg").write_bytes(b"")
+    samples = read(photos)
+    assert len(samples) == 12
+    assert len(samples.skipped) == 1
+    assert "1 image(s) lying directly in" in samples.skipped[0]
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path, photos: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no folder or CSV file '.*nowhere'"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="one folder per class"):
+        read(photos / "class1")
+    (tmp_path / "void").mkdir()
+    with pytest.raises(DataError, match="void' has no class folders; make one folder"):
+        read(tmp_path / "void")
+    (photos / "hollow").mkdir()
+    with pytest.raises(DataError, match=r"class folder '.*hollow' has no images"):
+        read(photos)
+    with pytest.raises(DataError, match=r"neither a folder nor a .csv"):
+        read(photos / "class1" / "0.png")
+
+
+def test_a_folder_whose_name_is_no_class_name(photos: Path) -> None:
+    (photos / "what?").mkdir()
+    with pytest.raises(DataError, match=r"'what\?' cannot be a class name"):
+        read(photos)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label\nclass1/0.png,cat\n\nclass2/0.png,sea lion\n",
+        "class1/0.png,cat\nclass2/0.png,sea lion\n",
+        '\ufefflabel,Path,note\ncat,class1/0.png,x\n"sea lion","class2/0.png",y\n',
+        '"class1/0.png","cat"\r\n"class2/0.png", sea lion\r\n',
+    ],
+)
+def test_csv_files(photos: Path, text: str) -> None:
+    (photos / "list.csv").write_text(text, encoding="utf-8")
+    samples = read(photos / "list.csv")
+    assert samples.labels == ("cat", "sea lion")
+    assert samples.pictures == (photos / "class1" / "0.png", photos / "class2" / "0.png")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\na.png,cat\nb.png\n", r"line 3 of '.*list.csv' .* 1 column\(s\) where 2"),
+        ("a.png;cat\n", "line 1"),
+        ("a.png,cat\n,dog\n", "line 2 .*path is empty"),
+        ("a.png,cat\nb.png,\n", "line 2 .*class name"),
+        ("a.png,cat\nb.png,d/og\n", "line 2 .*'d/og'"),
+        ('a.png,"cat', "line 1"),
+        ("path,label\n", "lists no images"),
+    ],
+)
+def test_csv_rows_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "list.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "list.csv")
+
+
+def test_csv_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(DataError, match="UTF-8"):
+        read(tmp_path / "list.csv")
+
+
+def test_arrays_pillow_images_and_paths_in_memory(photos: Path, noise) -> None:
+    stacked = np.stack([noise(0), noise(1)])
+    samples = read((stacked, np.array([3, 10])))
+    assert samples.labels == ("3", "10")
+    np.testing.assert_array_equal(samples.pictures[1], noise(1))
+
+    mixed = read(([noise(0), Image.fromarray(noise(1)), str(photos / "class1" / "0.png")], ["a", "b", 7]))
+    assert mixed.labels == ("a", "b", "7")
+    assert mixed.pictures[2] == photos / "class1" / "0.png"
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        ([np.zeros((2, 2))], ["a", "b"], "1 images but 2 labels"),
+        ([np.zeros((2, 2))], [1.5], "label 0 is a float"),
+        ([b"bytes"], ["a"], "image 0 is a bytes"),
+        ([], [], "no images"),
+    ],
+)
+def test_pairs_that_cannot_be_used(images: list[object], labels: list[object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read((images, labels))
+
+
+def test_something_else_is_refused() -> None:
+    with pytest.raises(DataError, match="from a int"):
+        read(3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no images"):
+        read(Samples((), ()))
+
+
+def test_one_image_in_two_classes_is_an_error_within_one_it_is_not(photos: Path) -> None:
+    shutil.copy(photos / "class1" / "0.png", photos / "class1" / "again.png")
+    assert len(read(photos)) == 13
+    shutil.copy(photos / "class1" / "0.png", photos / "class2" / "again.png")
+    with pytest.raises(DataError, match=r"class1.0\.png' \(class 'class1'\) and .*again\.png' \(class 'class2'\) are the same"):
+        read(photos)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import TINY, tiny_vit
+from torch import Tensor
+
+from caprompt.errors import InputError
+from caprompt.vit import Adaptation, ViT, ViTConfig
+
+
+def images(count: int = 3, size: int = 16) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def plain_forward(vit: ViT, x: Tensor) -> Tensor:
+    """The same network once more, by the book: no modules, attention spelled out head by head."""
+    w, c = vit.state_dict(), vit.config
+    grid = c.image_size // c.patch_size
+    patches = x.unfold(2, c.patch_size, c.patch_size).unfold(3, c.patch_size, c.patch_size)  # (B, 3, g, g, p, p)
+    patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(len(x), grid * grid, -1)
+    tokens = patches @ w["patch_embed.proj.weight"].reshape(c.width, -1).T + w["patch_embed.proj.bias"]
+    h = torch.cat([w["cls_token"].repeat(len(x), 1, 1), tokens], dim=1) + w["pos_embed"]
+    for layer in range(c.depth):
+        p = f"blocks.{layer}."
+        normed = F.layer_norm(h, (c.width,), w[p + "norm1.weight"], w[p + "norm1.bias"], c.norm_eps)
+        qkv = normed @ w[p + "attn.qkv.weight"].T + w[p + "attn.qkv.bias"]
+        d, heads = c.width // c.heads, []
+        for head in range(c.heads):
+            q, k, v = (qkv[..., part * c.width + head * d : part * c.width + (head + 1) * d] for part in range(3))
+            heads.append((q @ k.transpose(1, 2) / d**0.5).softmax(dim=-1) @ v)
+        h = h + torch.cat(heads, dim=-1) @ w[p + "attn.proj.weight"].T + w[p + "attn.proj.bias"]
+        normed = F.layer_norm(h, (c.width,), w[p + "norm2.weight"], w[p + "norm2.bias"], c.norm_eps)
+        hidden = normed @ w[p + "mlp.fc1.weight"].T + w[p + "mlp.fc1.bias"]
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+        h = h + hidden @ w[p + "mlp.fc2.weight"].T + w[p + "mlp.fc2.bias"]
+    return F.layer_norm(h, (c.width,), w["norm.weight"], w["norm.bias"], c.norm_eps)[:, 0]
+
+
+def test_equals_a_forward_pass_by_the_book() -> None:
+    vit = tiny_vit().double()
+    torch.testing.assert_close(vit(images().double()), plain_forward(vit, images().double()), rtol=0, atol=1e-10)
+
+
+def test_parameter_names_are_timms() -> None:
+    names = set(tiny_vit().state_dict())
+    block = {f"blocks.1.{part}.{kind}" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
+    assert {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "norm.weight", "norm.bias"} | block <= names
+
+
+def test_hooks_that_do_nothing_change_nothing() -> None:
+    vit = tiny_vit()
+    assert torch.equal(vit(images()), vit(images(), Adaptation()))
+
+
+class Prefixed(Adaptation):
+    def __init__(self, keys: Tensor, values: Tensor, layer: int) -> None:
+        self.rows, self.layer = (keys, values), layer
+
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.rows if layer == self.layer else None
+
+
+def test_prefix_is_attended_to_beside_the_blocks_own_tokens() -> None:
+    """A prefix at the first layer, against attention computed by hand with the rows in front."""
+    vit = tiny_vit()
+    x = images(2)
+    keys, values = torch.randn(2, 2, 3, TINY.width, generator=torch.Generator().manual_seed(2))
+    block = vit.blocks[0]
+    tokens = vit.embed(x)
+    query, key, value = block.attn.qkv(block.norm1(tokens)).chunk(3, dim=2)
+    key, value = torch.cat([keys, key], dim=1), torch.cat([values, value], dim=1)
+    heads = []
+    for columns in torch.arange(TINY.width).chunk(TINY.heads):
+        scores = query[..., columns] @ key[..., columns].transpose(1, 2) / len(columns) ** 0.5
+        heads.append(scores.softmax(dim=-1) @ value[..., columns])
+    h = tokens + block.attn.proj(torch.cat(heads, dim=-1))
+    h = h + block.mlp(block.norm2(h))
+    expected = vit.norm(vit.blocks[1](h, Adaptation()))[:, 0]
+    torch.testing.assert_close(vit(x, Prefixed(keys, values, 0)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_image_has_its_own_prefix() -> None:
+    """Row b of the prefix belongs to image b: what public code gets wrong by a reshape."""
+    vit, x = tiny_vit(), images(4)
+    keys, values = torch.randn(2, 4, 3, TINY.width, generator=torch.Generator().manual_seed(3))
+    together = vit(x, Prefixed(keys, values, 1))
+    for row in range(4):
+        alone = vit(x[row : row + 1], Prefixed(keys[row : row + 1], values[row : row + 1], 1))
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
+
+
+class Tokens(Adaptation):
+    def __init__(self, rows: Tensor) -> None:
+        self.rows, self.widths = rows, []  # type: ignore[var-annotated]
+
+    def tokens(self, layer: int, x: Tensor) -> Tensor | None:
+        self.widths.append(x.shape[1])
+        return self.rows.expand(x.shape[0], -1, -1) if layer == 0 else None
+
+
+def test_tokens_stay_for_later_blocks_and_the_class_token_is_still_read() -> None:
+    vit, x = tiny_vit(), images(2)
+    hook = Tokens(torch.randn(1, 2, TINY.width, generator=torch.Generator().manual_seed(4)))
+    features = vit(x, hook)
+    assert hook.widths == [17, 19]
+    torch.testing.assert_close(features, vit.encode(x, hook)[:, 2])
+    assert not torch.allclose(features, vit(x))
+
+
+class Changed(Adaptation):
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def qkv(self, layer: int, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+def test_qkv_change_equals_changed_weights() -> None:
+    vit, other = tiny_vit(), tiny_vit()
+    matrix = torch.randn(TINY.width, 3 * TINY.width, generator=torch.Generator().manual_seed(5)) * 0.1
+    for block in other.blocks:
+        block.attn.qkv.weight.data += matrix.T
+    torch.testing.assert_close(vit(images(), Changed(matrix)), other(images()), rtol=1e-5, atol=1e-5)
+
+
+class Branch(Adaptation):
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        return -x
+
+
+def test_branch_beside_the_mlp_is_added_to_its_output() -> None:
+    vit = tiny_vit()
+    block, x = vit.blocks[0], vit.embed(images())
+    after_attention = x + block.attn(block.norm1(x), None, None)
+    torch.testing.assert_close(block(x, Branch()), block.mlp(block.norm2(after_attention)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [16, 24, 8])
+def test_any_image_size_the_patch_divides(size: int) -> None:
+    vit = tiny_vit()
+    assert vit(images(2, size)).shape == (2, TINY.width)
+    assert vit.positions(size // 4, size // 4).shape == (1, 1 + (size // 4) ** 2, TINY.width)
+
+
+def test_interpolated_positions_keep_a_constant() -> None:
+    vit = tiny_vit()
+    vit.pos_embed.data.fill_(0.7)
+    torch.testing.assert_close(vit.positions(6, 3), torch.full((1, 19, TINY.width), 0.7))
+
+
+def test_a_size_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be cut into patches of 4"):
+        tiny_vit()(images(1, 18))
+
+
+def test_strict_loading_names_the_first_difference() -> None:
+    vit, weights = tiny_vit(), tiny_vit().state_dict()
+    lacking = {name: value for name, value in weights.items() if name != "norm.bias"}
+    with pytest.raises(InputError, match="lack 'norm.bias'"):
+        vit.load_weights(lacking)
+    with pytest.raises(InputError, match="hold 'rope'"):
+        vit.load_weights({**weights, "rope": torch.zeros(1)})
+    wide = ViT(ViTConfig(16, 4, 64, 2, 2, 64)).state_dict()
+    with pytest.raises(InputError, match=r"'cls_token' is \(1, 1, 64\) in the weights but \(1, 1, 32\)"):
+        vit.load_weights(wide)
