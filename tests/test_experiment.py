@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import QUICK, same_tensors, write_squares
+from safetensors.torch import load_file
+
+from caprompt import InputError, metrics
+from caprompt.errors import ModelFolderError, OptionError
+from caprompt.events import Event, StepTaken
+from caprompt.experiment import Results, RunConfig, run
+
+COLOURS = ("red", "green", "blue", "yellow", "cyan")
+
+
+@pytest.fixture
+def config(tmp_path: Path, backbone: Path) -> RunConfig:
+    data = tmp_path / "data"
+    write_squares(data / "train", COLOURS)
+    write_squares(data / "test", COLOURS, each=3, start=50)
+    return RunConfig(dataset=str(data), backbone=str(backbone), tasks=(1, 2, 2), options=QUICK)
+
+
+def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Path) -> None:
+    results = run(config, tmp_path / "run")
+    assert [len(row) for row in results.matrix] == [1, 2, 3]
+    assert [row.images for row in results.rows] == [(3,), (3, 6), (3, 6, 6)]
+    assert results.finished
+    assert results.summary()["ACC"] == pytest.approx(metrics.average_accuracy(results.matrix))
+    assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
+    assert Results.load(tmp_path / "run") == results
+
+
+def test_the_plan_says_what_the_run_was(config: RunConfig, tmp_path: Path) -> None:
+    run(config, tmp_path / "run")
+    plan = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert sorted(name for task in plan["tasks"] for name in task) == sorted(COLOURS)
+    assert plan["train"]["images"] == 25
+    assert plan["test"]["images"] == 15
+    assert len(plan["backbone"]["sha256"]) == 64
+    assert plan["options"]["epochs"] == 2
+    assert {"caprompt", "torch", "python", "device"} <= plan["environment"].keys()
+    assert plan["protocol"].startswith("honest")
+
+
+def test_order_follows_the_seed_and_natural_order_the_names(config: RunConfig, tmp_path: Path) -> None:
+    def tasks(name: str, **changes: object) -> list[str]:
+        run(config.model_copy(update=changes), tmp_path / name)
+        return [c for task in json.loads((tmp_path / name / "run.json").read_text())["tasks"] for c in task]
+
+    natural = tasks("natural", order="natural")
+    assert natural == sorted(COLOURS)
+    assert tasks("zero") == tasks("again")
+    assert tasks("one", seed=1) != tasks("zero-more")
+
+
+def test_tasks_by_name(config: RunConfig, tmp_path: Path) -> None:
+    named = (("red", "cyan"), ("blue",), ("yellow", "green"))
+    assert run(config.model_copy(update={"tasks": named}), tmp_path / "run").tasks == [list(task) for task in named]
+
+
+def test_validation_images_come_from_the_training_images(config: RunConfig, tmp_path: Path) -> None:
+    results = run(config.model_copy(update={"validation": 0.4}), tmp_path / "run")
+    plan = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert plan["test"]["from"] == "training images"
+    assert plan["train"]["images"] + plan["test"]["images"] == 25
+    assert sum(results.rows[-1].images) == 10
+
+
+def test_stopped_and_resumed_is_the_same_run(config: RunConfig, tmp_path: Path) -> None:
+    straight = run(config, tmp_path / "straight")
+    steps = 0
+
+    def stop(event: Event) -> None:
+        nonlocal steps
+        steps += isinstance(event, StepTaken)
+        if steps == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "stopped", listen=stop)
+    assert not Results.load(tmp_path / "stopped").finished
+    with pytest.raises(InputError, match="--resume"):
+        run(config, tmp_path / "stopped")
+    resumed = run(config, tmp_path / "stopped", resume=True)
+    assert resumed.matrix == straight.matrix
+    one, other = (load_file(tmp_path / name / "model" / "state.safetensors") for name in ("straight", "stopped"))
+    assert same_tensors(one, other)
+    assert run(config, tmp_path / "stopped", resume=True) == resumed
+
+
+def test_a_run_is_resumed_only_as_what_it_was(config: RunConfig, tmp_path: Path) -> None:
+    run(config, tmp_path / "run")
+    with pytest.raises(InputError, match=r"other settings \(config differs\)"):
+        run(config.model_copy(update={"seed": 3}), tmp_path / "run", resume=True)
+    with pytest.raises(ModelFolderError, match="does not hold a run"):
+        Results.load(tmp_path)
+
+
+def test_bad_plans_write_nothing(config: RunConfig, tmp_path: Path) -> None:
+    for changes, error in (
+        ({"tasks": (1, 2)}, InputError),
+        ({"tasks": (("red",), ("mauve",))}, InputError),
+        ({"method": "magic"}, InputError),
+        ({"options": {"epochs": 0}}, OptionError),
+        ({"dataset": "mnist-3d"}, InputError),
+    ):
+        with pytest.raises(error):
+            run(config.model_copy(update=changes), tmp_path / "run")
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,70 @@
+"""SIGKILL at many moments: whatever was on disk can be read, and a resumed run ends with the same bits."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import QUICK, write_squares
+
+from caprompt import ContinualClassifier, checkpoint
+
+KILLS = 12
+COLOURS = ("red", "green", "blue", "yellow")
+
+# A run that goes on from whatever it finds, and says so at every step it takes.
+SCRIPT = """
+import sys
+from pathlib import Path
+from caprompt.experiment import RunConfig, run
+data, backbone, out = sys.argv[1:]
+config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1), options={options})
+run(config, Path(out), resume=True, listen=lambda event: print(type(event).__name__, flush=True))
+""".replace("{options}", repr({**QUICK, "epochs": 8}))
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbone: Path) -> None:
+    data = tmp_path / "data"
+    write_squares(data / "train", COLOURS)
+    write_squares(data / "test", COLOURS, each=2, start=50)
+
+    def start(out: Path) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", SCRIPT, str(data), str(backbone), str(out)]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole).communicate()[0].count("EpochEnded") == 24
+    chance = random.Random(0)
+    for _ in range(KILLS):
+        process = start(killed)
+        kill_after(process, steps=chance.randint(1, 5), delay=chance.uniform(0, 0.03))
+        assert_readable(killed / "model")
+    epochs_left = start(killed).communicate()[0].count("EpochEnded")
+    assert 0 < epochs_left < 24, "the kills should have fallen into the middle of the work"
+    assert (killed / "model" / "state.safetensors").read_bytes() == (whole / "model" / "state.safetensors").read_bytes()
+    summaries = [(folder / "results.json").read_text().split('"summary"')[1] for folder in (whole, killed)]
+    assert summaries[0] == summaries[1]
+
+
+def kill_after(process: subprocess.Popen[str], steps: int, delay: float) -> None:
+    """Let a process take some training steps and a few milliseconds more, and kill it."""
+    assert process.stdout is not None
+    while steps and (line := process.stdout.readline()):
+        steps -= line.startswith("StepTaken")
+    time.sleep(delay)
+    assert process.poll() is None, "the process should be alive when it is killed"
+    process.kill()
+    process.communicate()
+
+
+def assert_readable(folder: Path) -> None:
+    """Whatever a kill left is a whole model, a whole checkpoint, or nothing."""
+    if checkpoint.exists(folder):
+        ContinualClassifier.load(folder)
+    if checkpoint.exists(folder / "in-progress"):
+        checkpoint.read(folder / "in-progress")
