@@ -27,7 +27,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert found.classes == saved(1).classes
     assert found.metrics == saved(1).metrics
     assert torch.equal(found.tensors["a"], saved(1).tensors["a"])
-    assert {path.name for path in (tmp_path / "m").iterdir()} == {"config.json", "classes.json", "metrics.jsonl", "state.safetensors"}
+    assert {path.name for path in (tmp_path / "m").iterdir()} == {
+        "config.json",
+        "classes.json",
+        "metrics.jsonl",
+        "state.safetensors",
+    }
 
 
 class Killed(BaseException):
@@ -35,7 +40,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", range(14))
-def test_killed_between_any_two_file_operations_the_folder_is_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_killed_between_any_two_file_operations_the_folder_is_old_or_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     folder = tmp_path / "m"
     checkpoint.write(folder, saved(1))
     count = 0

@@ -53,7 +53,7 @@ def test_moments_are_the_definition() -> None:
 @pytest.mark.parametrize("kind", ["variance", "covariance", "low-rank"])
 def test_draws_have_the_moments_of_the_class(kind: str) -> None:
     features = cloud(4000, centre=3.0)
-    drawn = observed(kind, features).draw(20000, chance(1))[0].double()
+    drawn = observed(kind, features).sampler()(20000, chance(1))[0].double()
     torch.testing.assert_close(drawn.mean(dim=0), features.mean(dim=0), rtol=0, atol=0.1)
     torch.testing.assert_close(drawn.var(dim=0), features.var(dim=0), rtol=0.06, atol=0)
     if kind == "covariance":
@@ -85,7 +85,7 @@ def test_centroids_find_separate_groups_and_survive_merging() -> None:
     assert isinstance(statistics, MultiCentroid)
     assert sorted(statistics.share[0].tolist()) == [25.0, 25.0, 25.0]
     assert statistics.centroid[0].mean(dim=1).sort().values.tolist() == pytest.approx([-30, 0, 30], abs=1.0)
-    drawn = statistics.draw(300, chance(2))[0].mean(dim=1)
+    drawn = statistics.sampler()(300, chance(2))[0].mean(dim=1)
     assert {round(float(value) / 30) for value in drawn} == {-1, 0, 1}
 
 
@@ -97,7 +97,7 @@ def test_one_or_two_images_are_enough(kind: str, count: int) -> None:
     statistics.grow(2)
     statistics.observe(0, cloud(200))
     statistics.observe(1, cloud(count, seed=3, centre=50.0))
-    drawn = statistics.draw(4000, chance(4))
+    drawn = statistics.sampler()(4000, chance(4))
     assert drawn.isfinite().all()
     torch.testing.assert_close(drawn[1].double().mean(dim=0), cloud(count, seed=3, centre=50.0).mean(dim=0), rtol=0, atol=0.5)
     if kind in ("variance", "covariance", "low-rank"):
@@ -107,7 +107,7 @@ def test_one_or_two_images_are_enough(kind: str, count: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_very_first_class_may_have_one_image(kind: str) -> None:
-    drawn = observed(kind, cloud(1)).draw(50, chance())
+    drawn = observed(kind, cloud(1)).sampler()(50, chance())
     assert drawn.isfinite().all()
     assert (drawn.double() - cloud(1)).abs().max() < 6 * JITTER**0.5
 
@@ -118,7 +118,9 @@ def test_memory_per_class_is_as_documented(kind: str) -> None:
     numbers = {"mean": width, "variance": 2 * width, "covariance": width * (1 + width)}
     numbers |= {"low-rank": width * (2 + rank), "multi-centroid": width + k * (2 * width + 1)}
     make = {"mean": Statistics, "variance": Variance, "covariance": Covariance}
-    built = LowRank(width, rank) if kind == "low-rank" else MultiCentroid(width, k) if kind == "multi-centroid" else make[kind](width)
+    built = (
+        LowRank(width, rank) if kind == "low-rank" else MultiCentroid(width, k) if kind == "multi-centroid" else make[kind](width)
+    )
     built.grow(3)
     assert built.bytes_per_class() == 4 * (numbers[kind] + 1)
 

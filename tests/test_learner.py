@@ -22,7 +22,9 @@ def fresh(backbone: Path, **settings: object) -> ContinualClassifier:
 def test_folders_csv_arrays_and_pil_images_teach_the_same(tmp_path: Path, backbone: Path) -> None:
     folder = write_squares(tmp_path / "photos", ["blue", "red"])
     files = sorted(folder.rglob("*.png"))
-    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{file.relative_to(tmp_path)},{file.parent.name}\n" for file in files))
+    (tmp_path / "list.csv").write_text(
+        "path,label\n" + "".join(f"{file.relative_to(tmp_path)},{file.parent.name}\n" for file in files)
+    )
     arrays = [np.asarray(Image.open(file)) for file in files], [file.parent.name for file in files]
     pictures = [Image.fromarray(array) for array in arrays[0]], arrays[1]
     models = []

@@ -45,8 +45,19 @@ def test_equals_a_forward_pass_by_the_book() -> None:
 
 def test_parameter_names_are_timms() -> None:
     names = set(tiny_vit().state_dict())
-    block = {f"blocks.1.{part}.{kind}" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
-    assert {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "norm.weight", "norm.bias"} | block <= names
+    block = {
+        f"blocks.1.{part}.{kind}"
+        for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+        for kind in ("weight", "bias")
+    }
+    assert {
+        "cls_token",
+        "pos_embed",
+        "patch_embed.proj.weight",
+        "patch_embed.proj.bias",
+        "norm.weight",
+        "norm.bias",
+    } | block <= names
 
 
 def test_hooks_that_do_nothing_change_nothing() -> None:

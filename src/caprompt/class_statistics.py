@@ -18,12 +18,14 @@ of all classes, as if `PRIOR` further images had shown that; one image is enough
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["Covariance", "LowRank", "MultiCentroid", "Statistics", "Variance"]
+
+Draw = Callable[[int, torch.Generator], Tensor]  # features per class, chance -> (C, each, D)
 
 PRIOR = 2.0  # images' worth of belief in the average spread
 JITTER = 1e-4  # variance added everywhere, so that every covariance has a Cholesky factor
@@ -73,18 +75,13 @@ class Statistics(nn.Module):
         """Merge the spread of new images (n, D, centred) whose mean lies `shift` away from that of the `before` earlier ones."""
         return
 
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:
-        """Features of every class: (C, each, D). Here the mean itself."""
-        return self.mean.unsqueeze(1).expand(-1, each, -1)
+    def sampler(self) -> Draw:
+        """A function that draws features of every class, (C, each, D); what all draws share is computed once. Here the mean."""
+        return lambda each, generator: self.mean.unsqueeze(1).expand(-1, each, -1)
 
-    def noise(self, *shape: int, generator: torch.Generator) -> Tensor:
-        """Standard normal numbers, drawn on the CPU so that they are the same on every device."""
-        return torch.randn(*shape, generator=generator).to(self.mean)
-
-    def shrunk(self, variance: Tensor) -> Tensor:
-        """Per-class variances (C, D), biased as stored, shrunk towards their average over classes."""
-        keep, prior = self.shrinkage(variance)
-        return keep.unsqueeze(1) * variance + prior + JITTER
+    def noise(self, each: int, width: int, generator: torch.Generator) -> Tensor:
+        """Standard normal numbers (C, each, width), drawn on the CPU so that they are the same on every device."""
+        return torch.randn(len(self.mean), each, width, generator=generator).to(self.mean)
 
     def shrinkage(self, variance: Tensor) -> tuple[Tensor, Tensor]:
         """The factor (C,) that a class's own spread keeps, and the variance (C, D) that is added to it."""
@@ -111,9 +108,14 @@ class Variance(Statistics):
         total = before * self.variance[label].double() + centred.square().sum(dim=0) + merge_weight(before, added) * shift.square()
         self.variance[label] = total / (before + added)
 
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:  # noqa: D102
-        noise = self.noise(len(self.mean), each, self.width, generator=generator)
-        return self.mean.unsqueeze(1) + noise * self.shrunk(self.variance).sqrt().unsqueeze(1)
+    def sampler(self) -> Draw:  # noqa: D102
+        keep, prior = self.shrinkage(self.variance)
+        deviation = (keep.unsqueeze(1) * self.variance + prior + JITTER).sqrt().unsqueeze(1)  # (C, 1, D)
+
+        def draw(each: int, generator: torch.Generator) -> Tensor:
+            return self.mean.unsqueeze(1) + self.noise(each, self.width, generator) * deviation
+
+        return draw
 
 
 class Covariance(Statistics):
@@ -127,12 +129,15 @@ class Covariance(Statistics):
     def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:  # noqa: D102
         self.covariance[label] = merged_covariance(self.covariance[label].double(), centred, shift, before)
 
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:  # noqa: D102
+    def sampler(self) -> Draw:  # noqa: D102
         keep, prior = self.shrinkage(self.covariance.diagonal(dim1=1, dim2=2))
         spread = keep[:, None, None] * self.covariance + torch.diag_embed(prior + JITTER)
         factor: Tensor = torch.linalg.cholesky(spread.double()).to(self.mean)  # (C, D, D)
-        noise = self.noise(len(self.mean), each, self.width, generator=generator)
-        return self.mean.unsqueeze(1) + noise @ factor.transpose(1, 2)
+
+        def draw(each: int, generator: torch.Generator) -> Tensor:
+            return self.mean.unsqueeze(1) + self.noise(each, self.width, generator) @ factor.transpose(1, 2)
+
+        return draw
 
 
 class LowRank(Statistics):
@@ -157,12 +162,16 @@ class LowRank(Statistics):
         self.directions[label] = strongest.T
         self.rest[label] = (covariance.diagonal() - strongest.square().sum(dim=1)).clamp_min(0)
 
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:  # noqa: D102
+    def sampler(self) -> Draw:  # noqa: D102
         keep, prior = self.shrinkage(self.rest + self.directions.square().sum(dim=1))
-        rest = keep.unsqueeze(1) * self.rest + prior + JITTER
-        along = self.noise(len(self.mean), each, self.rank, generator=generator) @ self.directions
-        around = self.noise(len(self.mean), each, self.width, generator=generator) * rest.sqrt().unsqueeze(1)
-        return self.mean.unsqueeze(1) + along * keep.sqrt()[:, None, None] + around
+        directions = self.directions * keep.sqrt()[:, None, None]
+        deviation = (keep.unsqueeze(1) * self.rest + prior + JITTER).sqrt().unsqueeze(1)  # (C, 1, D)
+
+        def draw(each: int, generator: torch.Generator) -> Tensor:
+            along = self.noise(each, self.rank, generator) @ directions
+            return self.mean.unsqueeze(1) + along + self.noise(each, self.width, generator) * deviation
+
+        return draw
 
 
 class MultiCentroid(Statistics):
@@ -205,13 +214,17 @@ class MultiCentroid(Statistics):
         groups = [features[nearest.to(features.device) == cluster] for cluster in range(k)]
         return [(float(len(group)), group.mean(dim=0), group.var(dim=0, correction=0)) for group in groups]
 
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:  # noqa: D102
-        picks = torch.multinomial(self.share.cpu(), each, replacement=True, generator=generator).to(self.mean.device)  # (C, each)
-        rows = torch.arange(len(picks), device=picks.device).unsqueeze(1)
+    def sampler(self) -> Draw:  # noqa: D102
         within = (self.share.unsqueeze(2) * self.variance).sum(dim=1) / self.count.clamp_min(1).unsqueeze(1)  # (C, D)
         keep, prior = self.shrinkage(within)
-        variance = keep[:, None, None] * self.variance[rows, picks] + prior.unsqueeze(1) + JITTER
-        return self.centroid[rows, picks] + self.noise(*variance.shape, generator=generator) * variance.sqrt()
+        deviation = (keep[:, None, None] * self.variance + prior.unsqueeze(1) + JITTER).sqrt()  # (C, k, D)
+        rows = torch.arange(len(self.mean), device=self.mean.device).unsqueeze(1)
+
+        def draw(each: int, generator: torch.Generator) -> Tensor:
+            picks = torch.multinomial(self.share.cpu(), each, replacement=True, generator=generator).to(rows.device)  # (C, each)
+            return self.centroid[rows, picks] + self.noise(each, self.width, generator) * deviation[rows, picks]
+
+        return draw
 
 
 def merge_weight(before: float, added: int) -> float:

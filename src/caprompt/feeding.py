@@ -28,9 +28,10 @@ class Feeder:
         self.device = device
         self.store = ImageStore(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
 
-    def plain(self, samples: Samples, targets: Sequence[int], batch_size: int = 64) -> Batches:
+    def plain(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:
         """Every picture once, in order, as at the test."""
-        transform = EvalTransform(self.backbone.config.image_size, self.backbone.mean, self.backbone.std)
+        size = self.backbone.config.image_size
+        transform = EvalTransform(size, self.backbone.mean, self.backbone.std, resize=round(size / options.test_crop))
         for images, labels in batches(samples, targets, transform, self.store, batch_size, seed=None, shuffle=False):
             yield images.to(self.device), labels.to(self.device)
 

@@ -131,7 +131,7 @@ class ContinualClassifier:
             epoch_batches = feeder.augmented(trained, self._targets(trained), self.method.options, seed)
             training.fit(self.method, epoch_batches, start=first, optimizer_tensors=moments, listen=listen, save=save)
         listen(Consolidating())
-        plain = feeder.plain(samples, self._targets(samples))
+        plain = feeder.plain(samples, self._targets(samples), self.method.options)
         self.method.consolidate(plain, self._generator("consolidate"))
         listen(CallEnded(len(self.classes), time.perf_counter() - began))
 
@@ -187,7 +187,9 @@ class ContinualClassifier:
         samples = Samples(paths, ("unlabelled",) * len(paths))
         feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
         with self._set(settings):
-            answers = [self.method.answer(images) for images, _ in feeder.plain(samples, [0] * len(paths), batch_size)]
+            answers = [
+                self.method.answer(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, batch_size)
+            ]
         return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
 
     def evaluate(
@@ -204,7 +206,7 @@ class ContinualClassifier:
         with self._set(settings):
             answers = [
                 self.method.answer(images, self.method.task_of_class[labels] if give_task else None)
-                for images, labels in feeder.plain(samples, targets, batch_size)
+                for images, labels in feeder.plain(samples, targets, self.method.options, batch_size)
             ]
         task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
         return evaluation(answers, torch.tensor(targets), task_sums, self.tasks)

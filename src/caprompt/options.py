@@ -35,6 +35,7 @@ class Options(BaseModel):
     crop_scale: tuple[float, float] = Field((0.3, 1.0), description="share of a training picture that a random crop keeps")
     flip: float = Field(0.5, ge=0, le=1, description="how often a training picture is mirrored")
     brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness")
+    test_crop: float = Field(0.875, gt=0, le=1, description="side of the central crop at the test, as a share of the short side")
 
     #: Options that only matter at prediction and may therefore be changed on a trained model.
     at_prediction: typing.ClassVar[frozenset[str]] = frozenset()

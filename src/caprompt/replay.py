@@ -27,8 +27,8 @@ class ReplayOptions(Options):
     )
     rank: int = Field(16, ge=1, description="replay='low-rank': directions per class")
     centroids: int = Field(5, ge=1, description="replay='multi-centroid': centroids per class")
-    align_epochs: int = Field(30, ge=0, description="epochs of classifier alignment after a task; 0 for none")
-    align_rate: float = Field(0.005, gt=0, description="SGD's rate in the alignment (momentum 0.9, cosine)")
+    align_epochs: int = Field(100, ge=0, description="epochs of classifier alignment after a task; 0 for none")
+    align_rate: float = Field(0.1, gt=0, description="SGD's rate in the alignment (momentum 0.9, cosine)")
     align_draws: int = Field(5, ge=1, description="features drawn per class and epoch, in batches (batch_size)")
 
 
@@ -49,9 +49,10 @@ def align(head: nn.Module, statistics: Statistics, options: ReplayOptions, old_c
     each = options.align_draws * options.batch_size
     optimizer = torch.optim.SGD(head.parameters(), lr=options.align_rate, momentum=0.9)
     labels = torch.arange(len(statistics.mean), device=statistics.mean.device).repeat_interleave(each)  # (C * each,)
+    draw = statistics.sampler()
     for epoch in range(options.align_epochs):
         optimizer.param_groups[0]["lr"] = options.align_rate * (1 + math.cos(math.pi * epoch / options.align_epochs)) / 2
-        features = statistics.draw(each, generator).flatten(0, 1)  # (C * each, D)
+        features = draw(each, generator).flatten(0, 1)  # (C * each, D)
         order = torch.randperm(len(labels), generator=generator).to(labels.device)
         for step in order.split(each)[:old_classes]:
             loss = F.cross_entropy(head(features[step]), labels[step])

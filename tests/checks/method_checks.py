@@ -35,7 +35,9 @@ def tensor_images(model: ContinualClassifier, count: int) -> Tensor:
     colours = [*FIRST, *SECOND, *THIRD]
     pictures = [square(colours[number % len(colours)], 500 + number) for number in range(count)]
     samples: Samples = read((pictures, ["any"] * count))
-    return torch.cat([images for images, _ in Feeder(model.backbone, model.device).plain(samples, [0] * count)])
+    return torch.cat(
+        [images for images, _ in Feeder(model.backbone, model.device).plain(samples, [0] * count, model.method.options)]
+    )
 
 
 def check_batch_invariance(make: Make) -> None:

@@ -12,7 +12,7 @@ from caprompt import ContinualClassifier
 from caprompt.methods import find, registered
 
 sys.path.insert(0, str(Path(__file__).parent))
-from method_checks import CHECKS  # noqa: E402
+from method_checks import CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))

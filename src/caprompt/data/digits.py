@@ -13,7 +13,7 @@ from caprompt.data.samples import Samples
 __all__ = ["load_digits"]
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SIDE = 64
+SIDE, MARGIN = 64, 8  # the small originals touch their borders; with a margin, a crop does not cut a seven's bar off
 
 
 def load_digits() -> tuple[Samples, Samples]:
@@ -33,5 +33,6 @@ def load_digits() -> tuple[Samples, Samples]:
 
 
 def _enlarged(small: Pixels) -> Pixels:
-    large = Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    return np.asarray(large.convert("RGB"))
+    inner = SIDE - 2 * MARGIN
+    large = np.asarray(Image.fromarray(small).resize((inner, inner), Image.Resampling.BICUBIC).convert("RGB"))
+    return np.pad(large, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)))

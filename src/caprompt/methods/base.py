@@ -87,7 +87,7 @@ class Method(nn.Module, ABC):
     @property
     def task_of_class(self) -> Tensor:
         """The task that each class came with: (C,)."""
-        return torch.repeat_interleave(torch.tensor(self.task_sizes)).to(self.head.weight.device)
+        return torch.repeat_interleave(torch.tensor(self.task_sizes, dtype=torch.long)).to(self.head.weight.device)
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """Make room for new classes. Children that extend it call it first."""

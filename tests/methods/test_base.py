@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import tiny_vit
+
+from caprompt.errors import OptionError, UnknownNameError
+from caprompt.methods import build, find, registered
+from caprompt.methods.base import GrowingHead
+
+
+def test_the_head_keeps_its_old_rows() -> None:
+    head = GrowingHead(4)
+    head.grow(2, torch.Generator().manual_seed(0))
+    before = head.weight.detach().clone()
+    head.grow(3, torch.Generator().manual_seed(1))
+    assert head.weight.shape == (5, 4)
+    assert torch.equal(head.weight[:2], before)
+    assert head.weight.abs().max() <= 4**-0.5
+    assert head(torch.ones(2, 4)).shape == (2, 5)
+
+
+def test_methods_register_themselves() -> None:
+    assert {"caprompt", "sequential-prompt"} <= registered().keys()
+    assert all(method.name == name and method.summary for name, method in registered().items())
+    with pytest.raises(UnknownNameError, match="there are: caprompt, sequential-prompt"):
+        find("l2p")
+
+
+def test_options_are_checked_when_a_method_is_built() -> None:
+    with pytest.raises(OptionError, match="unknown option 'lenght' for caprompt"):
+        build("caprompt", tiny_vit(), {"lenght": 3})
+
+
+@pytest.mark.parametrize("name", registered())
+def test_state_holds_what_is_learned_and_not_the_backbone(name: str) -> None:
+    method = build(name, tiny_vit(), {"length": 4})
+    for classes in (2, 1):
+        method.begin_task(classes, torch.Generator().manual_seed(classes))
+    state = method.state()
+    assert "head.weight" in state
+    assert not any(key.startswith("vit.") for key in state)
+    other = build(name, tiny_vit(), {"length": 4})
+    other.restore([2, 1], state)
+    assert all(torch.equal(value, other.state()[key]) for key, value in state.items())
+    lacking = {key: value for key, value in state.items() if key != "head.bias"}
+    with pytest.raises(RuntimeError, match="head.bias"):
+        build(name, tiny_vit(), {"length": 4}).restore([2, 1], lacking)
+
+
+def test_task_of_class_before_and_after_the_first_task() -> None:
+    method = build("caprompt", tiny_vit(), {"length": 4})
+    assert method.task_of_class.tolist() == []
+    for classes in (2, 1, 3):
+        method.begin_task(classes, torch.Generator())
+    assert method.task_of_class.tolist() == [0, 0, 1, 2, 2, 2]
+    torch.testing.assert_close(method.task_sums(torch.full((1, 6), 1 / 6)), torch.tensor([[2 / 6, 1 / 6, 3 / 6]]))

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from caprompt.events import CallEnded, silent
+
+
+def test_events_are_facts_that_cannot_be_changed() -> None:
+    event = CallEnded(3, 1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.classes = 4  # type: ignore[misc]
+
+
+def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    silent(CallEnded(3, 1.0))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_listening_costs_no_torch() -> None:
+    script = "import sys, caprompt.events; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

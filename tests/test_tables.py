@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from caprompt import tables
+from caprompt.answers import Evaluation, Prediction, Score, TaskScore
+from caprompt.experiment import Results, TaskResult
+
+
+def text(table: object) -> list[list[str]]:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(table)
+    return [line.split() for line in console.export_text().splitlines() if line.strip()]
+
+
+def results() -> Results:
+    rows = [TaskResult((90.0,), (10,), 100.0, 2.0, 1.0), TaskResult((70.0, 100.0), (10, 30), 95.0, 2.0, 1.0)]
+    return Results(Path("x"), [["a", "b"], ["c"]], rows)
+
+
+def test_run_table_has_a_line_per_task() -> None:
+    lines = text(tables.run_table(results()))
+    assert ["1", "a,", "b", "90.0", "0.0", "90.0", "70.0"] in lines
+    assert ["2", "c", "85.0", "20.0", "100.0", "100.0"] in lines
+
+
+def test_seeds_table_adds_mean_and_spread_from_two_on() -> None:
+    summary = results().summary()
+    assert not any("mean" in line for line in text(tables.seeds_table({0: summary})))
+    lines = text(tables.seeds_table({0: summary, 1: {**summary, "ACC": 95.0}}))
+    mean = next(line for line in lines if line[0] == "mean")
+    assert mean[1:4] == ["90.0", "±", "7.1"]
+
+
+def test_summary_figures() -> None:
+    summary = results().summary()
+    assert summary["ACC"] == 85
+    assert summary["AF"] == 20
+    assert summary["pooled"] == 92.5
+    assert summary["backward_transfer"] == -20
+    assert summary["task_identification"] == 95
+
+
+def test_predictions_and_evaluations() -> None:
+    prediction = Prediction("cat", 0.9, (Score("cat", 0.9), Score("dog", 0.1)), (1.0,), 2)
+    assert ["a.jpg", "cat", "0.90", "dog", "0.10"] in text(tables.prediction_table(["a.jpg"], [prediction], top=2))
+    evaluation = Evaluation(75.0, 80.0, 90.0, 4, 2.0, (TaskScore(1, ("cat", "dog"), 4, 75.0),), {"cat": 100.0})
+    lines = text(tables.evaluation_table(evaluation))
+    assert ["1", "cat,", "dog", "4", "75.0"] in lines
+    assert lines[-1] == ["all", "mean", "over", "tasks", "80.0", "4", "75.0"]
