@@ -25,7 +25,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    epochs: int = Field(6, ge=1, description="passes over a task's training images")
+    epochs: int = Field(5, ge=1, description="passes over a task's training images")
     batch_size: int = Field(24, ge=1, description="images per training step")
     learning_rate: float = Field(3e-3, gt=0, description="Adam's rate for prompts, and for the head times head_rate")
     head_rate: float = Field(1.0, ge=0, description="the head's learning rate relative to learning_rate")
@@ -70,7 +70,7 @@ def described(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
     """Each option as (name, type, default, meaning), for tables.
 
     >>> described(Options)[0]
-    ('epochs', 'int', '6', "passes over a task's training images")
+    ('epochs', 'int', '5', "passes over a task's training images")
     """
     return [(name, spelled(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
 

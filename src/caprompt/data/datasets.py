@@ -53,7 +53,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs="nothing: the images come with scikit-learn",
             load=load_digits,
             tasks=5,
-            options={"flip": 0.0, "crop_scale": (0.6, 1.0)},  # a mirrored or halved digit is another sign
+            options={"epochs": 3, "flip": 0.0, "crop_scale": (0.6, 1.0)},  # a mirrored or halved digit is another sign
         ),
     )
 }
