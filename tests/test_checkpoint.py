@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,26 @@ def test_a_newer_format_says_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyP
         checkpoint.write(tmp_path, saved(1))
     with pytest.raises(ModelFolderError, match="newer caprompt .* upgrade"):
         checkpoint.read(tmp_path)
+
+
+def test_a_reader_beside_a_writer_never_sees_damage(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "m", saved(0))
+    done = threading.Event()
+
+    def keep_writing() -> None:
+        for number in range(1, 200):
+            checkpoint.write(tmp_path / "m", saved(number))
+        done.set()
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    reads = 0
+    while not done.is_set():
+        found = checkpoint.read(tmp_path / "m")
+        assert found.config["number"] == float(found.tensors["a"][0])
+        reads += 1
+    writer.join()
+    assert reads > 5
 
 
 def test_no_model(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(place: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert complaint.strip() == "caprompt: Stopped; what was finished is kept, and --resume goes on from there."
+    assert complaint.strip() == "caprompt: Stopped; --resume goes on after the last whole epoch."
     assert_refused(place, ["predict", "slow", "test"], "continue it with --resume")
     assert_refused(place, ["learn", "slow", "many"], "--resume, or give it up with --restart")
     done = caprompt("learn", "slow", "many", "--resume", cwd=place)
@@ -136,6 +136,17 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(place: Path) -> None:
     states = [(place / name / "state.safetensors").read_bytes() for name in ("slow", "straight")]
     assert states[0] == states[1]
     assert_refused(place, ["learn", "slow", "many", "--resume"], "there is nothing to resume")
+
+
+def test_names_are_printed_as_they_are(place: Path) -> None:
+    """Square brackets are markup to the terminal library, but not to us."""
+    write_squares(place / "odd names", ["blue"])
+    (place / "odd names" / "blue").rename(place / "odd names" / "dog[red]")
+    done = caprompt("learn", "brackets", "odd names", "--backbone", "tiny.safetensors", *QUICK, cwd=place)
+    assert "dog[red]" in done.stdout
+    (place / "a[").mkdir()
+    shutil.copy(place / "test" / "red" / "060.png", place / "a[" / "b].png")
+    assert "a[/b].png" in caprompt("predict", "brackets", "a[/b].png", cwd=place).stdout
 
 
 def test_listings(place: Path) -> None:
@@ -229,6 +240,14 @@ def test_decompression_bomb(place: Path, bad: Path) -> None:
         (["learn", "week1", "week1"], "'week1' exists but is not a caprompt model"),
         (["predict", "pets"], "no image was given"),
         (["predict", "pets", "test", "--cycles", "0"], "cannot be '0'"),
+        (["predict", "pets", "test", "--top", "0"], "top must be at least 1"),
+        (["predict", "pets", "test", "--device", "nonsense"], "there is no device 'nonsense' here"),
+        (
+            ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", "1", "--out", "tiny.safetensors"],
+            "is not empty",
+        ),
+        (["learn", "tiny.safetensors/x", "week1", "--backbone", "tiny.safetensors"], "tiny.safetensors"),
+        (["run", "--set", "crop_scale=1,0.3"], "needs 0 < smallest <= largest <= 1"),
         (["predict", "week1", "test"], "'week1' does not hold a caprompt model"),
         (["methods", "magic"], "unknown method 'magic'"),
     ],

@@ -8,7 +8,7 @@ from helpers import QUICK, same_tensors, write_squares
 from safetensors.torch import load_file
 
 from caprompt import InputError, metrics
-from caprompt.errors import ModelFolderError, OptionError
+from caprompt.errors import DataError, ModelFolderError, OptionError
 from caprompt.events import Event, StepTaken
 from caprompt.experiment import Results, RunConfig, run
 
@@ -97,6 +97,36 @@ def test_a_run_is_resumed_only_as_what_it_was(config: RunConfig, tmp_path: Path)
         run(config.model_copy(update={"seed": 3}), tmp_path / "run", resume=True)
     with pytest.raises(ModelFolderError, match="does not hold a run"):
         Results.load(tmp_path)
+
+
+def test_pictures_that_cannot_be_read_are_found_before_anything_is_written(config: RunConfig, tmp_path: Path) -> None:
+    (Path(config.dataset) / "test" / "blue" / "bad.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"bad\.png"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    run(config, tmp_path / "run", skip_bad=True)
+    assert "bad.png" in json.loads((tmp_path / "run" / "run.json").read_text())["skipped"][0]
+
+
+def test_validation_needs_an_image_of_every_class_to_spare(config: RunConfig, tmp_path: Path) -> None:
+    for picture in sorted((Path(config.dataset) / "train" / "cyan").iterdir())[1:]:
+        picture.unlink()
+    with pytest.raises(DataError, match="class 'cyan' has no image to spare"):
+        run(config.model_copy(update={"validation": 0.3}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_giving_the_task_away_is_marked(config: RunConfig, tmp_path: Path) -> None:
+    results = run(config.model_copy(update={"give_task": True}), tmp_path / "run")
+    assert results.rows[-1].mean_passes == 1
+    for name in ("run.json", "results.json"):
+        assert json.loads((tmp_path / "run" / name).read_text())["protocol"].startswith("oracle")
+
+
+def test_what_a_kill_left_of_the_first_write_is_no_obstacle(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.next").write_text("{")
+    assert run(config, tmp_path / "run", resume=True).finished
 
 
 def test_bad_plans_write_nothing(config: RunConfig, tmp_path: Path) -> None:

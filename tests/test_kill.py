@@ -13,7 +13,9 @@ from helpers import QUICK, write_squares
 
 from caprompt import ContinualClassifier, checkpoint
 
-KILLS = 12
+# What each process is let to do before it is killed, so that kills fall into reading, training, the checkpoint of an epoch,
+# alignment, saving the model, testing and writing the results.
+UNTIL = ("Reading", "StepTaken", "EpochEnded", "StepTaken", "Consolidating", "CallEnded") * 2
 COLOURS = ("red", "green", "blue", "yellow")
 
 # A run that goes on from whatever it finds, and says so at every step it takes.
@@ -40,9 +42,8 @@ def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbon
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start(whole).communicate()[0].count("EpochEnded") == 24
     chance = random.Random(0)
-    for _ in range(KILLS):
-        process = start(killed)
-        kill_after(process, steps=chance.randint(1, 5), delay=chance.uniform(0, 0.03))
+    for event in UNTIL:
+        kill_after(start(killed), event, times=chance.randint(1, 5) if event == "StepTaken" else 1, delay=chance.uniform(0, 0.05))
         assert_readable(killed / "model")
     epochs_left = start(killed).communicate()[0].count("EpochEnded")
     assert 0 < epochs_left < 24, "the kills should have fallen into the middle of the work"
@@ -51,11 +52,11 @@ def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbon
     assert summaries[0] == summaries[1]
 
 
-def kill_after(process: subprocess.Popen[str], steps: int, delay: float) -> None:
-    """Let a process take some training steps and a few milliseconds more, and kill it."""
+def kill_after(process: subprocess.Popen[str], event: str, times: int, delay: float) -> None:
+    """Let a process go on until some event and a few milliseconds more, and kill it."""
     assert process.stdout is not None
-    while steps and (line := process.stdout.readline()):
-        steps -= line.startswith("StepTaken")
+    while times and (line := process.stdout.readline()):
+        times -= line.startswith(event)
     time.sleep(delay)
     assert process.poll() is None, "the process should be alive when it is killed"
     process.kill()

@@ -22,4 +22,4 @@ def test_the_papers_method_fits_under_300_lines() -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_no_module_outgrows_its_idea(module: Path) -> None:
-    assert len((PACKAGE / module).read_text().splitlines()) <= 330
+    assert len((PACKAGE / module).read_text().splitlines()) <= 350

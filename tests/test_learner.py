@@ -11,7 +11,7 @@ from helpers import QUICK, same_tensors, square, squares, tiny_vit, write_backbo
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
-from caprompt.errors import DataError, ModelFolderError
+from caprompt.errors import CapromptError, DataError, ModelFolderError
 from caprompt.events import CallBegan, CallEnded, Event, Reading, StepTaken
 
 
@@ -90,8 +90,17 @@ def test_giving_the_task_away_uses_that_tasks_prompt(backbone: Path) -> None:
     model = fresh(backbone)
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
-    assert model.evaluate(squares(["red"]), give_task=True).mean_passes == 1
+    seen: list[list[int]] = []
+    real = model.method.answer
+
+    def spied(images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> object:
+        seen.append([] if true_tasks is None else true_tasks.tolist())
+        return real(images, true_tasks)
+
+    model.method.answer = spied  # type: ignore[method-assign, assignment]
+    assert model.evaluate(squares(["blue", "red"]), give_task=True).mean_passes == 1
     assert model.evaluate(squares(["red"])).mean_passes == 2
+    assert seen == [[1] * 5 + [0] * 5, []]
 
 
 def test_options_at_prediction(backbone: Path) -> None:
@@ -188,6 +197,44 @@ def test_the_backbone_is_found_by_hash(tmp_path: Path) -> None:
         ContinualClassifier.load(tmp_path / "m", backbone=other)
 
 
+def test_a_model_that_moved_on_meanwhile_is_not_overwritten(backbone: Path, tmp_path: Path) -> None:
+    """Two processes that learn into one folder: the slower one is told, and nothing of the faster one is lost."""
+    model = fresh(backbone)
+    model.learn(squares(["red"]), folder=tmp_path / "m")
+
+    def meanwhile(event: Event) -> None:
+        if isinstance(event, CallEnded):
+            other = ContinualClassifier.load(tmp_path / "m")
+            other.learn(squares(["cyan"]))
+            other.save(tmp_path / "m")
+
+    with pytest.raises(ModelFolderError, match="is not the one that is learning"):
+        model.learn(squares(["blue"]), folder=tmp_path / "m", listen=meanwhile)
+    assert ContinualClassifier.load(tmp_path / "m").classes == ["red", "cyan"]
+    with pytest.raises(ModelFolderError, match="is not the one that is learning"):
+        fresh(backbone).learn(squares(["blue"]), folder=tmp_path / "m")
+
+
+def test_resuming_as_another_model_is_refused(backbone: Path, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, StepTaken) and event.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fresh(backbone).learn(squares(["blue"]), folder=tmp_path / "m", listen=stop)
+    with pytest.raises(InputError, match="had another seed"):
+        fresh(backbone, seed=4).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+    with pytest.raises(InputError, match="had another options"):
+        fresh(backbone, alpha=4).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+
+
+def test_losses_that_explode_are_a_failure_not_a_model(backbone: Path) -> None:
+    model = fresh(backbone, learning_rate=1e30, clip=0)
+    with pytest.raises(CapromptError, match="no longer finite after epoch 1; lower learning_rate"):
+        model.learn(squares(["red", "blue"]))
+    assert model.classes == []
+
+
 def test_bad_calls_are_sentences(backbone: Path, tmp_path: Path) -> None:
     model = fresh(backbone)
     with pytest.raises(InputError, match="has not learned any class yet"):
@@ -199,6 +246,10 @@ def test_bad_calls_are_sentences(backbone: Path, tmp_path: Path) -> None:
     model.learn(squares(["red"]))
     with pytest.raises(InputError, match="class 'blue' has not been learned; this model knows: red"):
         model.evaluate(squares(["blue"]))
+    with pytest.raises(InputError, match="top must be at least 1"):
+        model.predict_one(square("red", 1), top=0)
+    with pytest.raises(InputError, match="seed must be a whole number from 0, not '-1'"):
+        ContinualClassifier(backbone=backbone, seed=-1)
     with pytest.raises(InputError, match="unknown method 'capromt' .*did you mean 'caprompt'"):
         ContinualClassifier("capromt", backbone)
     with pytest.raises(InputError, match="names layer 2, but this backbone has layers 0 to 1"):

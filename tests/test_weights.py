@@ -59,6 +59,14 @@ def test_unknown_names_are_answered_with_what_exists() -> None:
         find_backbone("nowhere/x.safetensors")
 
 
+@pytest.mark.parametrize("described", ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}"])
+def test_descriptions_that_do_not_fit_are_refused(tmp_path: Path, described: str) -> None:
+    """Also no description at all: 32 channels are no head of 64."""
+    save_file(tiny_vit().state_dict(), tmp_path / "odd.safetensors", metadata={"caprompt": described})
+    with pytest.raises(InputError, match="does not hold a plain ViT"):
+        find_backbone(tmp_path / "odd.safetensors")
+
+
 def test_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(InputError, match="not a readable safetensors file"):

@@ -1,8 +1,21 @@
-"""`python -m caprompt` is the command line."""
+"""`python -m caprompt` and the `caprompt` command; Ctrl-C is answered even while things are still being imported."""
 
 from __future__ import annotations
 
-from caprompt.cli import main
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from caprompt.cli import main as command_line
+
+        command_line()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -59,6 +59,7 @@ class Evaluation:
     mean_passes: float
     tasks: tuple[TaskScore, ...]
     per_class: Mapping[str, float]
+    skipped: tuple[str, ...] = ()  # a sentence about each image that could not be read
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -75,32 +76,30 @@ def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Pr
         yield Prediction(ranked[0].label, ranked[0].score, ranked, weights, int(answer.passes[row]))
 
 
-def evaluation(answers: Sequence[Answer], true: Tensor, task_sums: Tensor, tasks: Sequence[Sequence[str]]) -> Evaluation:
+def evaluation(
+    answers: Sequence[Answer], true: Tensor, task_sums: Tensor, tasks: Sequence[Sequence[str]], skipped: Sequence[str] = ()
+) -> Evaluation:
     """Score answers against the true classes (N,). `task_sums` (N, T) are the probabilities of each task after the last pass."""
     classes = [name for names in tasks for name in names]
     task_of_class = torch.repeat_interleave(torch.tensor([len(names) for names in tasks]))
     true_task = task_of_class[true]
-    right = torch.cat([answer.logits for answer in answers]).argmax(dim=1).cpu() == true
+    guess = torch.cat([answer.logits for answer in answers]).argmax(dim=1).cpu()
+
+    def right(members: Tensor) -> float:
+        return metrics.percent_right(guess[members].tolist(), true[members].tolist())
+
     scores = [
-        TaskScore(task + 1, tuple(names), int((true_task == task).sum()), percent(right[true_task == task]))
+        TaskScore(task + 1, tuple(names), int((true_task == task).sum()), right(true_task == task))
         for task, names in enumerate(tasks)
         if (true_task == task).any()
     ]
     return Evaluation(
-        accuracy=percent(right),
+        accuracy=metrics.percent_right(guess.tolist(), true.tolist()),
         average_accuracy=metrics.average_accuracy([[score.accuracy for score in scores]]),
-        task_identification=percent(task_sums.argmax(dim=1) == true_task),
+        task_identification=metrics.percent_right(task_sums.argmax(dim=1).tolist(), true_task.tolist()),
         images=len(true),
         mean_passes=float(torch.cat([answer.passes for answer in answers]).double().mean()),
+        skipped=tuple(skipped),
         tasks=tuple(scores),
-        per_class={classes[label]: percent(right[true == label]) for label in sorted(set(true.tolist()))},
+        per_class={classes[label]: right(true == label) for label in sorted(set(true.tolist()))},
     )
-
-
-def percent(right: Tensor) -> float:
-    """The share of true entries.
-
-    >>> percent(torch.tensor([True, True, False, True]))
-    75.0
-    """
-    return 100 * float(right.double().mean())

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from caprompt.errors import ModelFolderError
 __all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "write", "write_json"]
 
 FORMAT = 1
+READS = 4  # how often a folder that seems damaged is looked at before that is said
 CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"
 
 
@@ -64,7 +66,19 @@ def write(folder: Path, saved: Saved) -> None:
 
 
 def read(folder: Path) -> Saved:
-    """Read a folder and check all of it; anything amiss is said in one sentence."""
+    """Read a folder and check all of it; anything amiss is said in one sentence.
+
+    A reader may meet a writer in the middle of its moves and see files of two versions: then it looks again.
+    """
+    for _ in range(READS - 1):
+        try:
+            return _read(folder)
+        except (ModelFolderError, FileNotFoundError):
+            time.sleep(0.02)
+    return _read(folder)
+
+
+def _read(folder: Path) -> Saved:
     if not exists(folder):
         raise ModelFolderError(f"'{folder}' does not hold a caprompt model (no {CONFIG} there)")
     config = _checked_config(folder)
@@ -132,7 +146,8 @@ def _write_through(path: Path, content: bytes) -> None:
 def _checked_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(_current(folder, CONFIG).read_bytes())
-        version, own_digest = int(config["format"]), config.pop("sha256")
+        version = int(config["format"])
+        own_digest = config.pop("sha256", None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFolderError(f"{CONFIG} of '{folder}' is damaged; restore the folder from a copy") from error
     if version > FORMAT:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,8 +42,8 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
 )
-out = Console()
-err = Console(stderr=True)
+out = Console(markup=False, emoji=False, highlight=False)  # names of files and classes are printed as they are
+err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
 Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
@@ -63,8 +64,10 @@ def run(
     seed: int | None = None,
     seeds: int = 1,
     validation: float | None = None,
+    give_task: bool = False,
     out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
     resume: bool = False,
+    skip_bad: SkipBad = False,
     config: Config = None,
     set_: Set = None,
     device: Device = "auto",
@@ -96,6 +99,8 @@ def run(
         How many seeds to run, one after another.
     validation
         Hold out this share of the training images and test on them instead.
+    give_task
+        Tell the method each test image's true task (the paper's appendix table); results are marked as such.
     out_folder
         Where the run is kept; by default a new folder under runs/.
     resume
@@ -107,7 +112,12 @@ def run(
     given = {**settings.gathered(config, set_ or []), **{name: value for name, value in flags.items() if value is not None}}
     if tasks is not None:
         given["tasks"] = settings.parse_tasks(tasks)
-    run_seeds(given, seeds, out_folder, resume, device, out)
+    if give_task:
+        given["give_task"] = True
+    try:
+        run_seeds(given, seeds, out_folder, resume, skip_bad, device, out)
+    except KeyboardInterrupt:
+        raise StoppedError("Stopped; the same command with --resume goes on after the last whole epoch.") from None
 
 
 @app.command
@@ -150,22 +160,24 @@ def learn(
     restart
         Give up a call that was stopped, and begin it anew.
     """
+    from caprompt.opening import after_interrupt, open_for_learning
     from caprompt.progress import Display
-    from caprompt.running import open_for_learning
 
     given = settings.gathered(config, set_ or [])
     given |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
     classifier = open_for_learning(model, given, resume, restart, device)
-    before = len(classifier.classes)
-    with Display(err) as listen:
-        samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
-    for sentence in samples.skipped:
-        err.print(f"skipped: {sentence}", style="yellow", highlight=False)
+    before, calls = len(classifier.classes), classifier.calls
+    try:
+        with Display(err) as listen:
+            samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
+    except KeyboardInterrupt:
+        raise StoppedError(after_interrupt(model, calls)) from None
+    _tell_skipped(samples.skipped)
     new = classifier.classes[before:]
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
     sentence = f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes."
-    out.print(sentence, highlight=False)
+    out.print(sentence)
 
 
 @app.command
@@ -199,13 +211,12 @@ def predict(
         Where the backbone's file is, if it has moved.
     """
     from caprompt.learner import ContinualClassifier
-    from caprompt.running import name_pictures, pictures_in
+    from caprompt.naming import name_pictures, pictures_in
     from caprompt.tables import prediction_table
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     named, skipped = name_pictures(classifier, pictures_in(images), top, skip_bad, _cycles(cycles))
-    for sentence in skipped:
-        err.print(f"skipped: {sentence}", style="yellow", highlight=False)
+    _tell_skipped(skipped)
     if as_json:
         print(json.dumps([{"image": str(path), **found.as_dict()} for path, found in named], indent=2))
     else:
@@ -220,6 +231,7 @@ def evaluate(
     as_json: AsJson = False,
     skip_bad: SkipBad = False,
     cycles: Cycles = None,
+    give_task: bool = False,
     backbone: str | None = None,
     device: Device = "auto",
 ) -> None:
@@ -236,6 +248,8 @@ def evaluate(
         The model's folder.
     source
         A folder with a sub-folder of images per class, or a CSV of path,label.
+    give_task
+        Tell the method each image's true task: what its prompts can do, not what a user would get.
     backbone
         Where the backbone's file is, if it has moved.
     """
@@ -243,14 +257,15 @@ def evaluate(
     from caprompt.tables import evaluation_table
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
-    found = classifier.evaluate(source, skip_bad=skip_bad, **_cycles(cycles))
+    found = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, **_cycles(cycles))
+    _tell_skipped(found.skipped)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         out.print(evaluation_table(found))
-        out.print(
-            f"task identified in {found.task_identification:.1f} %, {found.mean_passes:.2f} passes per image", highlight=False
-        )
+        out.print(f"task identified in {found.task_identification:.1f} %, {found.mean_passes:.2f} passes per image")
+        if give_task:
+            out.print("each image's true task was given away: this is no fair test")
 
 
 @app.command
@@ -284,7 +299,20 @@ def datasets() -> None:
     from caprompt.data.datasets import DATASETS
     from caprompt.tables import listing
 
-    out.print(listing("data sets", ["name", "what it is"], [[name, info.description] for name, info in DATASETS.items()]))
+    out.print(
+        listing("data sets", ["name", "what it is", "needs"], [[name, i.description, i.needs] for name, i in DATASETS.items()])
+    )
+
+
+class StoppedError(CapromptError):
+    """Ctrl-C, with a sentence on what it left."""
+
+    exit_code = 130
+
+
+def _tell_skipped(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        err.print(f"skipped: {sentence}", style="yellow", soft_wrap=True)
 
 
 def _cycles(text: str | None) -> dict[str, Any]:
@@ -297,17 +325,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _status(arguments: Sequence[str]) -> int:
+    # Pictures that are too large are refused in a sentence of our own.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _complain(" ".join(str(error).split()), InputError.exit_code)
     except CapromptError as error:
         return _complain(str(error), error.exit_code)
+    except OSError as error:
+        return _complain(f"'{error.filename}' cannot be used: {error.strerror}", InputError.exit_code)
     except KeyboardInterrupt:
-        return _complain("Stopped; what was finished is kept, and --resume goes on from there.", 130)
+        return _complain("Stopped.", StoppedError.exit_code)
     return 0
 
 
 def _complain(sentence: str, status: int) -> int:
-    err.print(f"caprompt: {sentence}", highlight=False, markup=False, soft_wrap=True)
+    err.print(f"caprompt: {sentence}", soft_wrap=True)
     return status

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,8 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from caprompt import __version__, checkpoint, metrics
 from caprompt.data import Dataset, Samples, load_dataset
+from caprompt.data.store import ImageStore
 from caprompt.data.streams import class_order, hold_out, split_tasks
-from caprompt.errors import InputError, ModelFolderError
+from caprompt.data.verify import verified
+from caprompt.errors import DataError, InputError, ModelFolderError
 from caprompt.events import Listener, silent
 from caprompt.learner import ContinualClassifier
 from caprompt.methods import find
@@ -33,6 +34,7 @@ from caprompt.weights import DEFAULT_BACKBONE
 
 __all__ = ["PROTOCOL", "Results", "RunConfig", "run"]
 
+GIVEN_TASK = "oracle: each test image's true task is given away; shows what the prompts can do, not what a user would get"
 PROTOCOL = "honest: an image's answer is its own, whatever else is in its batch; no task identity at test; no stored images"
 
 
@@ -50,6 +52,9 @@ class RunConfig(BaseModel):
     )
     order: Literal["shuffled", "natural"] = Field("shuffled", description="class order: by seed, or as the names sort")
     validation: float = Field(0.0, ge=0, lt=1, description="test on this share of the training images instead of the test images")
+    give_task: bool = Field(
+        False, description="tell the method each test image's true task (the paper's appendix); not a fair test"
+    )
     options: Mapping[str, Any] = Field(default_factory=dict, description="options of the method")
 
 
@@ -61,7 +66,7 @@ class TaskResult:
     images: tuple[int, ...]  # test images behind each
     task_identification: float
     mean_passes: float
-    seconds: float
+    seconds: float  # spent in training epochs, whatever was repeated after a stop
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Results:
     folder: Path
     tasks: Sequence[Sequence[str]]
     rows: Sequence[TaskResult]
+    protocol: str = PROTOCOL
 
     @property
     def matrix(self) -> list[tuple[float, ...]]:
@@ -97,7 +103,7 @@ class Results:
     def save(self) -> None:
         """Write `results.json`, atomically."""
         document = {
-            "protocol": PROTOCOL,
+            "protocol": self.protocol,
             "tasks": self.tasks,
             "finished": self.finished,
             "rows": [asdict(row) for row in self.rows],
@@ -109,22 +115,30 @@ class Results:
         """Read what a run has found so far."""
         plan = read_plan(folder)
         path = folder / "results.json"
-        rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
         results = [TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows]
-        return cls(folder, plan["tasks"], results)
+        return cls(folder, plan["tasks"], results, plan["protocol"])
 
 
-def run(config: RunConfig, folder: Path, *, resume: bool = False, device: str = "auto", listen: Listener = silent) -> Results:
-    """Run an experiment in its folder, or go on with it there."""
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    skip_bad: bool = False,
+    device: str = "auto",
+    listen: Listener = silent,
+) -> Results:
+    """Run an experiment in its folder, or go on with it there. Everything is checked before anything is written."""
     data = load_dataset(config.dataset)
-    train, test = (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
+    train, test = readable_parts(data, config, skip_bad)
     options = {**recommended(data, config), **config.options}
     tasks = planned_tasks(config, data)
     model = ContinualClassifier(config.method, config.backbone, seed=config.seed, device=device, **options)
     plan = make_plan(config, model, tasks, train, test)
     if resume and (folder / "run.json").is_file():
         check_same_plan(folder, plan)
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and not is_vacant(folder):
         raise InputError(f"'{folder}' is not empty; choose another folder, or go on with the run there with --resume")
     else:
         checkpoint.write_json(folder / "run.json", plan)
@@ -133,11 +147,11 @@ def run(config: RunConfig, folder: Path, *, resume: bool = False, device: str = 
     if checkpoint.exists(folder / "model"):
         model = ContinualClassifier.load(folder / "model", device=device)
     while not results.finished:
-        task, began = len(results.rows), time.perf_counter()
+        task = len(results.rows)
         if len(model.tasks) == task:
             model.learn(train.of_classes(tasks[task]), folder=folder / "model", resume=resume, listen=listen)
-        seconds = time.perf_counter() - began
-        results = replace(results, rows=[*results.rows, assess(model, test, tasks[: task + 1], seconds)])
+        row = assess(model, test.of_classes(model.classes), config.give_task)
+        results = replace(results, rows=[*results.rows, row])
         results.save()
     from caprompt.plots import accuracy_curve
 
@@ -145,10 +159,25 @@ def run(config: RunConfig, folder: Path, *, resume: bool = False, device: str = 
     return results
 
 
-def assess(model: ContinualClassifier, test: Samples, tasks: Sequence[Sequence[str]], seconds: float) -> TaskResult:
+def readable_parts(data: Dataset, config: RunConfig, skip_bad: bool) -> tuple[Samples, Samples]:
+    """Training and test images (or validation images in their place), every one of them decoded once."""
+    train, test = (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
+    untested = [name for name in train.classes if name not in test.classes]
+    if untested:
+        raise DataError(f"class '{untested[0]}' has no image to spare for the validation; give every class two or more")
+    look = ImageStore(budget_bytes=0)
+    return verified(train, look, skip_bad), verified(test, look, skip_bad)
+
+
+def is_vacant(folder: Path) -> bool:
+    """Is this a folder with nothing in it but what a kill may have left of a first write?"""
+    return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
+
+
+def assess(model: ContinualClassifier, seen: Samples, give_task: bool) -> TaskResult:
     """One row of the matrix: test on the classes seen so far."""
-    seen = [name for names in tasks for name in names]
-    found = model.evaluate(test.of_classes(seen))
+    found = model.evaluate(seen, give_task=give_task)
+    seconds = sum(record["seconds"] for record in model.history if record["call"] == model.calls - 1)
     return TaskResult(
         accuracies=tuple(score.accuracy for score in found.tasks),
         images=tuple(score.images for score in found.tasks),
@@ -185,7 +214,8 @@ def make_plan(
             "sha256": test.digest(),
             "from": "training images" if config.validation else "test images",
         },
-        "protocol": PROTOCOL,
+        "skipped": [*train.skipped, *test.skipped],
+        "protocol": GIVEN_TASK if config.give_task else PROTOCOL,
         "environment": environment(model.device),
     }
 
@@ -205,7 +235,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 def read_plan(folder: Path) -> dict[str, Any]:
     """The plan of a run folder."""
     try:
-        plan: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
     return plan

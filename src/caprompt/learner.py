@@ -15,6 +15,7 @@ images into the class's statistics, and align the whole head anew; methods witho
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,15 +29,15 @@ from caprompt import checkpoint, methods, options, training
 from caprompt.answers import Evaluation, Prediction, evaluation, predictions
 from caprompt.data.images import Picture
 from caprompt.data.sources import Samples, Source, read, verified
-from caprompt.errors import InputError, ModelFolderError
+from caprompt.devices import find_device
+from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
 from caprompt.feeding import Feeder
+from caprompt.model_folder import IN_PROGRESS, call_was_stopped, find_saved_backbone, tensors_under
 from caprompt.seeds import derive, generator
-from caprompt.weights import DEFAULT_BACKBONE, Backbone, available, find_backbone
+from caprompt.weights import DEFAULT_BACKBONE, Backbone, find_backbone
 
-__all__ = ["IN_PROGRESS", "ContinualClassifier", "Evaluation", "Prediction", "call_was_stopped"]
-
-IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
+__all__ = ["ContinualClassifier", "Evaluation", "Prediction"]
 
 
 class ContinualClassifier:
@@ -52,8 +53,10 @@ class ContinualClassifier:
         **settings: Any,
     ) -> None:
         self.backbone = backbone if isinstance(backbone, Backbone) else find_backbone(backbone)
+        if not isinstance(seed, int) or seed < 0:
+            raise OptionError(f"the seed must be a whole number from 0, not '{seed}'")
         self.seed = seed
-        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.device = find_device(device)
         self.classes: list[str] = []
         self.history: list[dict[str, Any]] = []
         self.calls = 0
@@ -92,8 +95,14 @@ class ContinualClassifier:
         feeder = Feeder(self.backbone, self.device)
         samples = verified(read(source), feeder.store, skip_bad, lambda done, total: listen(Reading(done, total)))
         home = Path(folder) if folder is not None else None
+        if home is not None:
+            self._check_home(home)
+            if not resume:
+                checkpoint.discard(home / IN_PROGRESS)
         with self._unchanged_on_failure():
             self._learn(samples, feeder, home, resume, listen)
+            if home is not None:
+                self._check_home(home)
             self.calls += 1
             for name, count in samples.counts().items():
                 self.images_seen[name] = self.images_seen.get(name, 0) + count
@@ -102,6 +111,13 @@ class ContinualClassifier:
         if home is not None:
             checkpoint.discard(home / IN_PROGRESS)
         return samples
+
+    def _check_home(self, home: Path) -> None:
+        """A call may only be saved over the very model it continues, not over what someone else has saved since."""
+        if checkpoint.exists(home) and checkpoint.read(home).config["calls"] != self.calls:
+            raise ModelFolderError(
+                f"the model in '{home}' is not the one that is learning; load it again, or choose another folder"
+            )
 
     def _learn(self, samples: Samples, feeder: Feeder, home: Path | None, resume: bool, listen: Listener) -> None:
         began = time.perf_counter()
@@ -126,7 +142,7 @@ class ContinualClassifier:
                     progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
                     self._write(home / IN_PROGRESS, progress, training.optimizer_state(optimizer))
 
-            moments = _part(position.tensors, "optimizer.") if position else None
+            moments = tensors_under(position.tensors, "optimizer.") if position else None
             seed = derive(self.seed, "call", self.calls)
             epoch_batches = feeder.augmented(trained, self._targets(trained), self.method.options, seed)
             training.fit(self.method, epoch_batches, start=first, optimizer_tensors=moments, listen=listen, save=save)
@@ -183,6 +199,8 @@ class ContinualClassifier:
     ) -> list[Prediction]:
         """The answer for each image; company in a batch changes nothing. `settings` are options such as cycles="auto"."""
         self._require_classes()
+        if top < 1:
+            raise OptionError(f"top must be at least 1, not {top}")
         paths = tuple(Path(picture) if isinstance(picture, str) else picture for picture in pictures)
         samples = Samples(paths, ("unlabelled",) * len(paths))
         feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
@@ -209,7 +227,7 @@ class ContinualClassifier:
                 for images, labels in feeder.plain(samples, targets, self.method.options, batch_size)
             ]
         task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
-        return evaluation(answers, torch.tensor(targets), task_sums, self.tasks)
+        return evaluation(answers, torch.tensor(targets), task_sums, self.tasks, samples.skipped)
 
     def _targets(self, samples: Samples) -> list[int]:
         number = {name: index for index, name in enumerate(self.classes)}
@@ -240,15 +258,7 @@ class ContinualClassifier:
         self._write(Path(folder), progress=None, moments={})
 
     def _write(self, folder: Path, progress: Mapping[str, Any] | None, moments: Mapping[str, Tensor]) -> None:
-        config = {
-            "method": self.method.name,
-            "options": self.method.options.model_dump(mode="json"),
-            "backbone": {"name": self.backbone.name, "path": str(self.backbone.path), "sha256": self.backbone.sha256},
-            "seed": self.seed,
-            "task_sizes": self.method.task_sizes,
-            "calls": self.calls,
-            "progress": progress,
-        }
+        config = {**self._config(), "progress": progress}
         task_of_class = self.method.task_of_class.tolist()
         classes = [
             {"name": name, "task": task + 1, "images": self.images_seen.get(name, 0)}
@@ -260,6 +270,16 @@ class ContinualClassifier:
         }
         checkpoint.write(folder, checkpoint.Saved(config, classes, tensors, self.history))
 
+    def _config(self) -> dict[str, Any]:
+        return {
+            "method": self.method.name,
+            "options": self.method.options.model_dump(mode="json"),
+            "backbone": {"name": self.backbone.name, "path": str(self.backbone.path), "sha256": self.backbone.sha256},
+            "seed": self.seed,
+            "task_sizes": self.method.task_sizes,
+            "calls": self.calls,
+        }
+
     @classmethod
     def load(cls, folder: str | Path, *, backbone: str | Path | None = None, device: str = "auto") -> ContinualClassifier:
         """Read a saved model. `backbone` says where the backbone's file is, if it has moved."""
@@ -268,7 +288,7 @@ class ContinualClassifier:
             raise ModelFolderError(f"learning was stopped before '{folder}' held a finished model; continue it with --resume")
         saved = checkpoint.read(folder)
         config = saved.config
-        found = _find_saved_backbone(config["backbone"], folder, backbone)
+        found = find_saved_backbone(config["backbone"], folder, backbone)
         model = cls(config["method"], found, seed=config["seed"], device=device, **config["options"])
         model._take(saved)
         return model
@@ -280,7 +300,7 @@ class ContinualClassifier:
         if checkpoint.exists(folder) or not checkpoint.exists(folder / IN_PROGRESS):
             return None
         config = checkpoint.read(folder / IN_PROGRESS).config
-        found = _find_saved_backbone(config["backbone"], folder, None)
+        found = find_saved_backbone(config["backbone"], folder, None)
         return cls(config["method"], found, seed=config["seed"], device=device, **config["options"])
 
     def _take(self, saved: checkpoint.Saved) -> None:
@@ -288,37 +308,17 @@ class ContinualClassifier:
         self.images_seen = {entry["name"]: entry["images"] for entry in saved.classes}
         self.history = [dict(record) for record in saved.metrics]
         self.calls = saved.config["calls"]
-        self._rebuild(saved.config["task_sizes"], _part(saved.tensors, "method."))
+        self._rebuild(saved.config["task_sizes"], tensors_under(saved.tensors, "method."))
 
     def _resume(self, home: Path | None, digest: str) -> checkpoint.Saved | None:
         """Take over the checkpoint of a stopped call, if there is one for this model and these images."""
         if home is None or not call_was_stopped(home):
             return None
         saved = checkpoint.read(home / IN_PROGRESS)
+        for part in ("method", "options", "backbone", "seed"):
+            if saved.config[part] != json.loads(json.dumps(self._config()[part])):
+                raise InputError(f"the call that was stopped in '{home}' had another {part}; resume it with the same")
         if saved.config["progress"]["digest"] != digest:
             raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
         self._take(saved)
         return saved
-
-
-def call_was_stopped(folder: Path) -> bool:
-    """Does a checkpoint lie in this folder that a later call has not made obsolete?"""
-    if not checkpoint.exists(folder / IN_PROGRESS):
-        return False
-    finished = checkpoint.read(folder).config["calls"] if checkpoint.exists(folder) else 0
-    return bool(checkpoint.read(folder / IN_PROGRESS).config["calls"] == finished)
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _find_saved_backbone(saved: Mapping[str, str], folder: Path, given: str | Path | None) -> Backbone:
-    """The very backbone that a model was trained on, by its hash."""
-    place = given or (saved["name"] if saved["name"] in available() else saved["path"])
-    if given is None and place == saved["path"] and not Path(place).is_file():
-        raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{place}'; say where it is with backbone")
-    found = find_backbone(place)
-    if found.sha256 != saved["sha256"]:
-        raise ModelFolderError(f"'{folder}' was trained on another '{saved['name']}': the backbone's hash differs")
-    return found

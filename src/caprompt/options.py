@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from caprompt.errors import OptionError, did_you_mean
 
@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Options(BaseModel):
     """What every method has: the training loop and the image recipe."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epochs: int = Field(5, ge=1, description="passes over a task's training images")
     batch_size: int = Field(24, ge=1, description="images per training step")
@@ -36,6 +36,14 @@ class Options(BaseModel):
     flip: float = Field(0.5, ge=0, le=1, description="how often a training picture is mirrored")
     brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness")
     test_crop: float = Field(0.875, gt=0, le=1, description="side of the central crop at the test, as a share of the short side")
+
+    @field_validator("crop_scale")
+    @classmethod
+    def shares_in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
+        """A crop keeps a share of the picture between two positive ones."""
+        if not 0 < value[0] <= value[1] <= 1:
+            raise ValueError("needs 0 < smallest <= largest <= 1")
+        return value
 
     #: Options that only matter at prediction and may therefore be changed on a trained model.
     at_prediction: typing.ClassVar[frozenset[str]] = frozenset()

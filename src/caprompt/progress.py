@@ -20,10 +20,10 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", style="dim"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False),
             TimeRemainingColumn(compact=True),
         )
         self.bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

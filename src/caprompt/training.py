@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from caprompt.errors import CapromptError
 from caprompt.events import EpochEnded, Listener, StepTaken, silent
 from caprompt.methods.base import Batches, Method
 from caprompt.options import Options
@@ -51,6 +52,8 @@ def fit(
             listen(StepTaken(epoch, images.shape[0], parts))
         means = {name: float(total) / images_seen for name, total in sums.items()}
         seconds = time.perf_counter() - began
+        if not all(math.isfinite(mean) for mean in means.values()):
+            raise CapromptError(f"the loss is no longer finite after epoch {epoch + 1}; lower learning_rate")
         ended = EpochEnded(epoch, options.epochs, means, images_seen, seconds)
         save(ended, optimizer)
         listen(ended)

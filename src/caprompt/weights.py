@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,15 +86,16 @@ def read_backbone(path: Path, name: str) -> Backbone:
     try:
         described: dict[str, Any] = json.loads(metadata.get("caprompt", "{}"))
         config = infer_config(weights, described)
-    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+        mean, std = (three(described.get(key, usual)) for key, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"'{path}' does not hold a plain ViT in timm's naming ({error})") from error
     return Backbone(
         name=name,
         path=path.resolve(),
         sha256=sha256_of(path),
         config=config,
-        mean=tuple(described.get("mean", IMAGENET_MEAN)),
-        std=tuple(described.get("std", IMAGENET_STD)),
+        mean=mean,
+        std=std,
         weights=weights,
     )
 
@@ -103,15 +104,24 @@ def infer_config(weights: Mapping[str, Tensor], described: Mapping[str, Any]) ->
     """The architecture that a state dict has; timm's plain ViTs all have heads of 64."""
     width, _, patch, _ = weights["patch_embed.proj.weight"].shape
     grid = round((weights["pos_embed"].shape[1] - 1) ** 0.5)
+    heads = int(described.get("heads", width // 64))
+    if heads < 1 or width % heads:
+        raise ValueError(f"a width of {width} cannot be split into {heads} heads")
     return ViTConfig(
         image_size=grid * patch,
         patch_size=patch,
         width=width,
         depth=1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks.")),
-        heads=int(described.get("heads", width // 64)),
+        heads=heads,
         mlp_width=weights["blocks.0.mlp.fc1.weight"].shape[0],
         norm_eps=float(described.get("norm_eps", 1e-6)),
     )
+
+
+def three(values: Sequence[float]) -> tuple[float, float, float]:
+    """One number for each colour."""
+    red, green, blue = map(float, values)
+    return red, green, blue
 
 
 def sha256_of(path: Path) -> str:

@@ -41,8 +41,15 @@ def tensor_images(model: ContinualClassifier, count: int) -> Tensor:
 
 
 def check_batch_invariance(make: Make) -> None:
-    """Batches of 1, 7 and 64 and a shuffled order give the same logits and task weights."""
-    model = trained(make)
+    """Batches of 1, 7 and 64 and a shuffled order give the same logits and task weights, whatever the switches."""
+    known = make().method.options.model_dump()
+    switches: list[dict[str, object]] = [{}, {"cycles": "auto"}, {"cycles": 3}, {"first_pass": "query"}, {"aggregation": False}]
+    for chosen in switches:
+        if chosen.keys() <= known.keys():
+            assert_batch_invariant(trained(make, **chosen))
+
+
+def assert_batch_invariant(model: ContinualClassifier) -> None:
     images = tensor_images(model, 70)
     alone = [model.method.answer(image[None]) for image in images]
     logits, weights = (torch.cat([getattr(a, name) for a in alone]) for name in ("logits", "task_weights"))
@@ -140,6 +147,16 @@ def check_further_images_of_known_classes(make: Make) -> None:
     model.learn(squares(("green", "black"), start=900))
     assert model.tasks[-1] == ["black"]
     assert model.images_seen["red"] == 10
+
+
+def check_further_images_change_answers_even_of_a_single_task(make: Make) -> None:
+    """A model that knows one task only gets more images of it: its head learns from them."""
+    model = make()
+    model.learn(squares(FIRST))
+    head = model.method.head.weight.detach().clone()
+    model.learn(squares(FIRST, start=800))
+    assert len(model.tasks) == 1
+    assert not torch.equal(model.method.head.weight, head)
 
 
 def check_gradients_reach_what_learns_and_nothing_else(make: Make) -> None:

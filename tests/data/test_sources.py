@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read, verified
+from caprompt.data.store import ImageStore
 from caprompt.errors import DataError
 
 
@@ -135,7 +136,7 @@ def test_something_else_is_refused() -> None:
 
 def test_one_image_in_two_classes_is_an_error_within_one_it_is_not(photos: Path) -> None:
     shutil.copy(photos / "class1" / "0.png", photos / "class1" / "again.png")
-    assert len(read(photos)) == 13
+    assert len(verified(read(photos), ImageStore())) == 13
     shutil.copy(photos / "class1" / "0.png", photos / "class2" / "again.png")
     with pytest.raises(DataError, match=r"class1.0\.png' \(class 'class1'\) and .*again\.png' \(class 'class2'\) are the same"):
-        read(photos)
+        verified(read(photos), ImageStore())

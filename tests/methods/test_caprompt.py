@@ -94,6 +94,11 @@ def test_auto_with_one_task_needs_one_pass() -> None:
     assert made((3,), cycles="auto").answer(images()).passes.tolist() == [1] * 6
 
 
+def test_auto_never_answers_from_the_query_pass() -> None:
+    for options in ({"first_pass": "query"}, {"aggregation": False}):
+        assert made((3,), cycles="auto", **options).answer(images()).passes.tolist() == [2] * 6
+
+
 def test_without_aggregation_the_predicted_tasks_prompt_is_used_alone() -> None:
     method = made(aggregation=False)
     answer = method.answer(images())

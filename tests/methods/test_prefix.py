@@ -30,6 +30,8 @@ def test_layers_by_list_range_number_or_all() -> None:
     assert prompted_layers(TINY, PrefixOptions()) == (0, 1)
     assert prompted_layers(TINY, PrefixOptions(layers=[1, 0, 1])) == (0, 1)  # type: ignore[arg-type]
     assert prompted_layers(TINY, PrefixOptions(layers=1)) == (1,)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1 item"):
+        PrefixOptions(layers=[])  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="names layer 2"):
         prompted_layers(TINY, PrefixOptions(layers="0-2"))  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from PIL import Image
 from caprompt.data.images import IMAGE_SUFFIXES, Picture
 from caprompt.data.naming import check_class_name, natural_key
 from caprompt.data.samples import Samples
-from caprompt.data.verify import check_one_class_each, verified
+from caprompt.data.verify import verified
 from caprompt.errors import DataError
 
 __all__ = ["Samples", "Source", "check_class_name", "read", "verified"]
@@ -39,7 +39,6 @@ def read(source: Source) -> Samples:
         raise DataError(f"cannot read images from a {type(source).__name__}; give a folder, a CSV file or (images, labels)")
     if not len(samples):
         raise DataError("there are no images to read; give at least one")
-    check_one_class_each(samples)
     return samples
 
 

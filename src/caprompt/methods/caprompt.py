@@ -87,10 +87,15 @@ class CAPrompt(Method):
 
     def first_logits(self, images: Tensor) -> Tensor:
         """The first pass, before anything is known of an image: equal weights (Algorithm 1), or the query pass of Eq. 1."""
-        if self.options.first_pass == "query" or not self.options.aggregation:
+        if self.starts_without_prompt:
             logits: Tensor = self.head(self.vit(images))
             return logits
         return self.logits_under(images, self.equal_weights(images))
+
+    @property
+    def starts_without_prompt(self) -> bool:
+        """Is the first pass the query pass?"""
+        return self.options.first_pass == "query" or not self.options.aggregation
 
     def equal_weights(self, images: Tensor) -> Tensor:
         """(B, T), all 1 / T."""
@@ -161,10 +166,11 @@ class CAPrompt(Method):
         return self.features_under(images, self.mix(weights, self.prompts))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
-        """Statistics of the classes at hand (those of known classes are merged), then alignment of the whole head."""
+        """Statistics of the classes at hand (those of known classes are merged), then, from the second call on, alignment."""
+        known = int((self.statistics.count > 0).sum())
         self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
-        if len(self.prompts) > 1:
-            replay.align(self.head, self.statistics, self.options, self.classes - self.task_sizes[-1], generator)
+        if known:
+            replay.align(self.head, self.statistics, self.options, known, generator)
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 
@@ -174,29 +180,31 @@ class CAPrompt(Method):
         count = images.shape[0]
         if true_tasks is not None:
             weights = F.one_hot(true_tasks, len(self.prompts)).to(images)
-            return Answer(self.logits_under(images, weights), weights, torch.ones(count, dtype=torch.long))
+            return Answer(self.logits_under(images, weights), weights, weights.new_ones(count, dtype=torch.long))
         if self.options.cycles == "auto":
             return self.answer_until_settled(images)
         weights, logits = self.equal_weights(images), self.first_logits(images)
         for _ in range(self.options.cycles - 1):
             weights = self.chosen(self.next_weights(logits))
             logits = self.logits_under(images, weights)
-        return Answer(logits, weights, torch.full((count,), self.options.cycles))
+        return Answer(logits, weights, weights.new_full((count,), self.options.cycles, dtype=torch.long))
 
     def answer_until_settled(self, images: Tensor) -> Answer:
         """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
         weights, logits = self.equal_weights(images), self.first_logits(images)
-        passes = torch.ones(images.shape[0], dtype=torch.long)
+        passes = torch.ones_like(weights[:, 0], dtype=torch.long)
         active = torch.arange(images.shape[0], device=images.device)
-        for _ in range(self.options.max_cycles - 1):
+        for cycle in range(1, self.options.max_cycles):
             proposed = self.chosen(self.next_weights(logits[active]))
             moving = (proposed - weights[active]).abs().amax(dim=1) >= self.options.settled
+            if cycle == 1 and self.starts_without_prompt:
+                moving[:] = True  # nothing can have settled before the first prompted pass
             active, proposed = active[moving], proposed[moving]
             if not len(active):
                 break
             weights[active] = proposed
             logits[active] = self.logits_under(images[active], proposed)
-            passes[active.cpu()] += 1
+            passes[active] += 1
         return Answer(logits, weights, passes)
 
     def chosen(self, weights: Tensor) -> Tensor:

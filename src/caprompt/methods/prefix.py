@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -20,7 +20,9 @@ class PrefixOptions(Options):
     """The shape and the start of prefix prompts."""
 
     length: int = Field(10, ge=2, multiple_of=2, description="prompt rows per layer, keys and values counted together")
-    layers: Literal["all"] | tuple[int, ...] = Field("all", description="the layers that are prompted, from 0; '0-8' is a range")
+    layers: Literal["all"] | Annotated[tuple[int, ...], Field(min_length=1)] = Field(
+        "all", description="the layers that are prompted, from 0; '0-8' is a range"
+    )
     init: Literal["normal", "uniform"] = Field("normal", description="first prompt: N(0, 0.02), or U(-1, 1) as the paper's program")
 
     @field_validator("layers", mode="before")

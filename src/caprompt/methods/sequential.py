@@ -62,4 +62,4 @@ class SequentialPrompt(Method):
     def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
         """One pass; the task weights are those that the class probabilities imply."""
         logits = self.logits(images)
-        return Answer(logits, self.task_sums(logits.softmax(dim=1)), torch.ones(images.shape[0], dtype=torch.long))
+        return Answer(logits, self.task_sums(logits.softmax(dim=1)), torch.ones_like(logits[:, 0], dtype=torch.long))

@@ -1,0 +1,41 @@
+"""What a model folder means beyond its files: a call in progress, and the backbone that a model belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from caprompt import checkpoint
+from caprompt.errors import ModelFolderError
+from caprompt.weights import Backbone, available, find_backbone, sha256_of
+
+__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "tensors_under"]
+
+IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
+
+
+def call_was_stopped(folder: Path) -> bool:
+    """Does a checkpoint lie in this folder that a later call has not made obsolete?"""
+    if not checkpoint.exists(folder / IN_PROGRESS):
+        return False
+    finished = checkpoint.read(folder).config["calls"] if checkpoint.exists(folder) else 0
+    return bool(checkpoint.read(folder / IN_PROGRESS).config["calls"] == finished)
+
+
+def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def find_saved_backbone(saved: Mapping[str, str], folder: Path, given: str | Path | None) -> Backbone:
+    """The very backbone that a model was trained on, by its hash."""
+    packaged = available().get(saved["name"])
+    place = given or (packaged if packaged and sha256_of(packaged) == saved["sha256"] else saved["path"])
+    if given is None and not Path(place).is_file():
+        raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{place}'; say where it is with --backbone")
+    found = find_backbone(place)
+    if found.sha256 != saved["sha256"]:
+        raise ModelFolderError(f"'{folder}' was trained on another '{saved['name']}': the backbone's hash differs")
+    return found

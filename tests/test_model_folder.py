@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from helpers import QUICK, squares, write_backbone
+
+from caprompt import ContinualClassifier
+from caprompt.model_folder import IN_PROGRESS, call_was_stopped, tensors_under
+from caprompt.weights import DEFAULT_BACKBONE
+
+
+def test_a_checkpoint_that_was_overtaken_does_not_count(tmp_path: Path, backbone: Path) -> None:
+    """A kill after the model is saved and before its checkpoint is removed: nothing was stopped."""
+    model = ContinualClassifier(backbone=backbone, **QUICK)  # type: ignore[arg-type]
+    model._write(tmp_path / IN_PROGRESS, {"epochs_done": 1}, {})
+    assert call_was_stopped(tmp_path)
+    kept = shutil.copytree(tmp_path / IN_PROGRESS, tmp_path / "kept")
+    model.learn(squares(["red"]), folder=tmp_path)
+    assert not call_was_stopped(tmp_path)
+    kept.rename(tmp_path / IN_PROGRESS)
+    assert not call_was_stopped(tmp_path)
+
+
+def test_a_file_named_like_a_packaged_backbone_is_still_found_by_its_path(tmp_path: Path) -> None:
+    file = write_backbone(tmp_path / f"{DEFAULT_BACKBONE}.safetensors")
+    model = ContinualClassifier(backbone=file, **QUICK)  # type: ignore[arg-type]
+    model.learn(squares(["red"]), folder=tmp_path / "m")
+    assert ContinualClassifier.load(tmp_path / "m").backbone.path == file
+
+
+def test_tensors_are_taken_by_prefix() -> None:
+    assert tensors_under({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, "b.") == {"x": torch.ones(1)}
