@@ -16,7 +16,7 @@ from caprompt import ContinualClassifier, checkpoint
 # What each process is let to do before it is killed, so that kills fall into reading, training, the checkpoint of an epoch,
 # alignment, saving the model, testing and writing the results.
 UNTIL = ("Reading", "StepTaken", "EpochEnded", "StepTaken", "Consolidating", "CallEnded") * 2
-COLOURS = ("red", "green", "blue", "yellow")
+COLOURS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
 
 # A run that goes on from whatever it finds, and says so at every step it takes.
 SCRIPT = """
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from caprompt.experiment import RunConfig, run
 data, backbone, out = sys.argv[1:]
-config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1), options={options})
+config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1, 1, 2, 1), options={options})
 run(config, Path(out), resume=True, listen=lambda event: print(type(event).__name__, flush=True))
 """.replace("{options}", repr({**QUICK, "epochs": 8}))
 
@@ -40,13 +40,13 @@ def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbon
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole).communicate()[0].count("EpochEnded") == 24
+    assert start(whole).communicate()[0].count("EpochEnded") == 48
     chance = random.Random(0)
     for event in UNTIL:
         kill_after(start(killed), event, times=chance.randint(1, 5) if event == "StepTaken" else 1, delay=chance.uniform(0, 0.05))
         assert_readable(killed / "model")
     epochs_left = start(killed).communicate()[0].count("EpochEnded")
-    assert 0 < epochs_left < 24, "the kills should have fallen into the middle of the work"
+    assert 0 < epochs_left < 48, "the kills should have fallen into the middle of the work"
     assert (killed / "model" / "state.safetensors").read_bytes() == (whole / "model" / "state.safetensors").read_bytes()
     summaries = [(folder / "results.json").read_text().split('"summary"')[1] for folder in (whole, killed)]
     assert summaries[0] == summaries[1]
