@@ -38,6 +38,16 @@ def measure(method: str, options: dict[str, Any], seed: int) -> tuple[Results, f
     return results, time.perf_counter() - began
 
 
+def markdown(table: dict[str, list[dict[str, float]]]) -> str:
+    """The README's table: mean and standard deviation over seeds."""
+    lines = ["| method | ACC | AF | task identified | seconds a run |", "|---|--:|--:|--:|--:|"]
+    for name, figures in table.items():
+        columns = [[figure[key] for figure in figures] for key in ("ACC", "AF", "task_identification", "seconds")]
+        cells = [f"{fmean(column):.1f} ± {stdev(column) if len(column) > 1 else 0:.1f}" for column in columns]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -65,10 +75,7 @@ def main() -> None:
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=2) + "\n")
 
-    print(f"| method | {' | '.join(('ACC', 'AF', 'task id', 'seconds'))} |\n|---|--:|--:|--:|--:|")
-    for name, figures in table.items():
-        columns = [[figure[key] for figure in figures] for key in ("ACC", "AF", "task_identification", "seconds")]
-        print(f"| {name} | {' | '.join(f'{fmean(c):.1f} ± {stdev(c) if len(c) > 1 else 0:.1f}' for c in columns)} |")
+    print(markdown(table))
 
 
 if __name__ == "__main__":

@@ -222,9 +222,12 @@ def test_resuming_as_another_model_is_refused(backbone: Path, tmp_path: Path) ->
 
     with pytest.raises(KeyboardInterrupt):
         fresh(backbone).learn(squares(["blue"]), folder=tmp_path / "m", listen=stop)
-    with pytest.raises(InputError, match="had another seed"):
+    with pytest.raises(InputError, match=r"other settings \(seed\)"):
         fresh(backbone, seed=4).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
-    with pytest.raises(InputError, match="had another options"):
+    other = write_backbone(tmp_path / "other.safetensors", tiny_vit(seed=9))
+    with pytest.raises(InputError, match="had another backbone"):
+        fresh(other).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+    with pytest.raises(InputError, match=r"other settings \(options\)"):
         fresh(backbone, alpha=4).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
 
 

@@ -315,9 +315,12 @@ class ContinualClassifier:
         if home is None or not call_was_stopped(home):
             return None
         saved = checkpoint.read(home / IN_PROGRESS)
-        for part in ("method", "options", "backbone", "seed"):
-            if saved.config[part] != json.loads(json.dumps(self._config()[part])):
-                raise InputError(f"the call that was stopped in '{home}' had another {part}; resume it with the same")
+        own = json.loads(json.dumps(self._config()))  # as it would be read
+        for part in ("method", "options", "seed"):
+            if saved.config[part] != own[part]:
+                raise InputError(f"the call that was stopped in '{home}' had other settings ({part}); resume it with the same")
+        if saved.config["backbone"]["sha256"] != self.backbone.sha256:
+            raise InputError(f"the call that was stopped in '{home}' had another backbone; resume it with the same")
         if saved.config["progress"]["digest"] != digest:
             raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
         self._take(saved)

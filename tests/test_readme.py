@@ -1,0 +1,49 @@
+"""What the README shows is true: its example runs, its figures are those that the benchmark wrote, its commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers import caprompt, square, write_squares
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_squares(tmp_path / "photos" / "week1", ["red", "green"])
+    write_squares(tmp_path / "photos" / "week2", ["blue"])
+    Image.fromarray(square("blue", 77)).save(tmp_path / "cat.jpg")
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(example, {})
+    assert capsys.readouterr().out.strip() in ("red", "green", "blue")
+
+
+def test_the_table_is_what_the_benchmark_wrote() -> None:
+    spec = importlib.util.spec_from_file_location("digits_benchmark", ROOT / "benchmarks" / "digits.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    written = json.loads((ROOT / "benchmarks" / "results" / "digits.json").read_text(encoding="utf-8"))
+    assert benchmark.markdown(written["rows"]) in README
+    assert written["backbone"] in README
+
+
+def test_every_command_that_is_shown_exists() -> None:
+    shown = set(re.findall(r"^caprompt (\w+)", README, flags=re.MULTILINE))
+    assert {"learn", "predict", "evaluate", "run"} <= shown
+    for command in shown:
+        assert caprompt(command, "--help").returncode == 0
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
