@@ -86,6 +86,13 @@ def test_predict_as_table_and_as_json(place: Path) -> None:
     assert json.loads(auto.stdout)[0]["passes"] == 1
 
 
+def test_audit_says_clean(place: Path) -> None:
+    done = caprompt("audit", "pets", "test", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "sorted by task" in done.stdout
+    assert json.loads(caprompt("audit", "pets", "test", "--json", cwd=place).stdout)["clean"] is True
+
+
 def test_run_ends_with_a_table_and_says_where(place: Path) -> None:
     words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 2, "--out", "out", *QUICK]
     done = caprompt(*words, "--seeds", 2, cwd=place)

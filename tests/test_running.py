@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_several_seeds_are_resumed_where_they_were_stopped(tmp_path: Path, backb
         return real(config, *args, **kwargs)
 
     def go(resume: bool) -> list[str]:
-        found = run_seeds(given, 3, None, resume, False, "cpu", Console(quiet=True))
+        found = run_seeds(given, "default", 3, None, resume, False, "cpu", Console(quiet=True))
         return [str(results.folder) for results in found]
 
     with monkeypatch.context() as patch:
@@ -47,4 +48,16 @@ def test_several_seeds_are_resumed_where_they_were_stopped(tmp_path: Path, backb
     assert go(resume=True) == [f"runs/data-caprompt-tiny-seed{seed}" for seed in range(3)]
     assert go(resume=False) == [f"runs/data-caprompt-tiny-seed{seed}-2" for seed in range(3)]
     with pytest.raises(InputError, match="no unfinished run like this"):
-        run_seeds(given, 1, None, True, False, "cpu", Console(quiet=True))
+        run_seeds(given, "default", 1, None, True, False, "cpu", Console(quiet=True))
+
+
+def test_a_preset_gives_way_to_what_is_typed(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_squares(tmp_path / "data", ["red", "blue"])
+    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, **QUICK}
+    (results,) = run_seeds(given, "paper", 1, None, False, False, "cpu", Console(quiet=True))
+    plan = json.loads((results.folder / "run.json").read_text())
+    assert plan["config"]["order"] == "natural"
+    assert plan["options"]["init"] == "uniform"
+    assert plan["options"]["normalise"] == "none"
+    assert plan["options"]["length"] == QUICK["length"]

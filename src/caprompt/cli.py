@@ -59,6 +59,7 @@ def run(
     dataset: str | None = None,
     method: str | None = None,
     backbone: str | None = None,
+    preset: str = "default",
     tasks: str | None = None,
     order: Literal["shuffled", "natural"] | None = None,
     seed: int | None = None,
@@ -89,6 +90,8 @@ def run(
         A method's name (see `caprompt methods`).
     backbone
         A backbone's name (see `caprompt backbones`) or a .safetensors file.
+    preset
+        Settings by name: default is what we recommend, paper is what the CAPrompt paper did.
     tasks
         Number of tasks (5), their sizes (1,4,2,3), or class names (cat,dog;cow).
     order
@@ -115,7 +118,7 @@ def run(
     if give_task:
         given["give_task"] = True
     try:
-        run_seeds(given, seeds, out_folder, resume, skip_bad, device, out)
+        run_seeds(given, preset, seeds, out_folder, resume, skip_bad, device, out)
     except KeyboardInterrupt:
         raise StoppedError("Stopped; the same command with --resume goes on after the last whole epoch.") from None
 
@@ -266,6 +269,45 @@ def evaluate(
         out.print(f"task identified in {found.task_identification:.1f} %, {found.mean_passes:.2f} passes per image")
         if give_task:
             out.print("each image's true task was given away: this is no fair test")
+
+
+@app.command
+def audit(
+    model: Path,
+    source: Path,
+    *,
+    as_json: AsJson = False,
+    skip_bad: SkipBad = False,
+    backbone: str | None = None,
+    device: Device = "auto",
+) -> None:
+    """Check that no image's answer depends on the other images of its batch; exit status 1 if any does.
+
+    Examples:
+
+        caprompt audit pets photos/test
+        caprompt audit pets photos/test --json
+
+    Parameters
+    ----------
+    model
+        The model's folder.
+    source
+        A folder with a sub-folder of images per class, or a CSV of path,label.
+    backbone
+        Where the backbone's file is, if it has moved.
+    """
+    from caprompt.audit import audit as examine
+    from caprompt.learner import ContinualClassifier
+    from caprompt.tables import audit_table
+
+    found = examine(ContinualClassifier.load(model, backbone=backbone, device=device), source, skip_bad=skip_bad)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        out.print(audit_table(found))
+    if not found.clean:
+        raise CapromptError("answers of this model depend on the company that an image is in; its figures cannot be trusted")
 
 
 @app.command

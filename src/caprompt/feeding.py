@@ -17,6 +17,10 @@ from caprompt.weights import Backbone
 
 __all__ = ["Feeder"]
 
+Colour = tuple[float, float, float]
+UNCHANGED: tuple[Colour, Colour] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+CIFAR100: tuple[Colour, Colour] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+
 DECODE_FACTOR = 4  # photos are kept at most this many times as large as the network's input
 
 
@@ -28,10 +32,15 @@ class Feeder:
         self.device = device
         self.store = ImageStore(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
 
+    def mean_and_std(self, options: Options) -> tuple[Colour, Colour]:
+        """What pictures are normalised with."""
+        known = {"none": UNCHANGED, "cifar100": CIFAR100}
+        return known.get(options.normalise, (self.backbone.mean, self.backbone.std))
+
     def plain(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:
         """Every picture once, in order, as at the test."""
         size = self.backbone.config.image_size
-        transform = EvalTransform(size, self.backbone.mean, self.backbone.std, resize=round(size / options.test_crop))
+        transform = EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
         for images, labels in batches(samples, targets, transform, self.store, batch_size, seed=None, shuffle=False):
             yield images.to(self.device), labels.to(self.device)
 
@@ -39,8 +48,7 @@ class Feeder:
         """A function from the epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
         transform = TrainTransform(
             self.backbone.config.image_size,
-            self.backbone.mean,
-            self.backbone.std,
+            *self.mean_and_std(options),
             crop_scale=options.crop_scale,
             flip=options.flip,
             brightness=options.brightness,

@@ -198,7 +198,7 @@ class ContinualClassifier:
         self, pictures: Sequence[Picture | str], *, top: int = 5, batch_size: int = 64, **settings: Any
     ) -> list[Prediction]:
         """The answer for each image; company in a batch changes nothing. `settings` are options such as cycles="auto"."""
-        self._require_classes()
+        self.require_classes()
         if top < 1:
             raise OptionError(f"top must be at least 1, not {top}")
         paths = tuple(Path(picture) if isinstance(picture, str) else picture for picture in pictures)
@@ -214,7 +214,7 @@ class ContinualClassifier:
         self, source: Source, *, batch_size: int = 64, skip_bad: bool = False, give_task: bool = False, **settings: Any
     ) -> Evaluation:
         """Accuracy on labelled images. `give_task` tells the method each image's true task (for the paper's appendix)."""
-        self._require_classes()
+        self.require_classes()
         feeder = Feeder(self.backbone, self.device)
         samples = verified(read(source), feeder.store, skip_bad)
         for name in samples.classes:
@@ -247,7 +247,8 @@ class ContinualClassifier:
         finally:
             self.method.options = before
 
-    def _require_classes(self) -> None:
+    def require_classes(self) -> None:
+        """A model that knows nothing cannot answer."""
         if not self.classes:
             raise InputError("this model has not learned any class yet; teach it some with learn")
 

@@ -45,6 +45,10 @@ class Options(BaseModel):
             raise ValueError("needs 0 < smallest <= largest <= 1")
         return value
 
+    normalise: Literal["backbone", "none", "cifar100"] = Field(
+        "backbone", description="mean and deviation that pictures are normalised with: the backbone's own, none, or CIFAR-100's"
+    )
+
     #: Options that only matter at prediction and may therefore be changed on a trained model.
     at_prediction: typing.ClassVar[frozenset[str]] = frozenset()
 

@@ -14,6 +14,7 @@ from caprompt import methods, settings
 from caprompt.errors import InputError, OptionError
 from caprompt.experiment import Results, RunConfig, read_plan, run
 from caprompt.options import check
+from caprompt.presets import preset
 from caprompt.progress import Display
 from caprompt.tables import run_table, seeds_table
 
@@ -23,12 +24,19 @@ RUNS = Path("runs")
 
 
 def run_seeds(
-    given: Mapping[str, Any], seeds: int, folder: Path | None, resume: bool, skip_bad: bool, device: str, console: Console
+    given: Mapping[str, Any],
+    preset_name: str,
+    seeds: int,
+    folder: Path | None,
+    resume: bool,
+    skip_bad: bool,
+    device: str,
+    console: Console,
 ) -> list[Results]:
     """Run one experiment per seed and print what came out."""
     if seeds < 1:
         raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
-    config = run_config(given)
+    config = run_config({**preset_settings(preset_name, given), **given})
     found: dict[int, Results] = {}
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
@@ -43,6 +51,12 @@ def run_seeds(
     console.print(f"{config.method} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
     console.print(f"protocol {found[config.seed].protocol}", style="dim")
     return list(found.values())
+
+
+def preset_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a preset says for the method, data set and backbone of these settings."""
+    usual = RunConfig()
+    return preset(name, *(str(given.get(key, getattr(usual, key))) for key in ("method", "dataset", "backbone")))
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:

@@ -13,11 +13,12 @@ from caprompt.metrics import forgetting, incremental_accuracies
 
 if TYPE_CHECKING:
     from caprompt.answers import Evaluation, Prediction
+    from caprompt.audit import Audit
     from caprompt.experiment import Results
 
 SHORT = {"average_incremental_accuracy": "incremental", "backward_transfer": "BWT", "task_identification": "task id"}
 
-__all__ = ["evaluation_table", "listing", "prediction_table", "run_table", "seeds_table"]
+__all__ = ["audit_table", "evaluation_table", "listing", "prediction_table", "run_table", "seeds_table"]
 
 
 def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -67,3 +68,9 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     rows = [[str(s.task), ", ".join(s.classes), str(s.images), f"{s.accuracy:.1f}"] for s in evaluation.tasks]
     rows.append(["all", f"mean over tasks {evaluation.average_accuracy:.1f}", str(evaluation.images), f"{evaluation.accuracy:.1f}"])
     return listing("accuracy, in percent", ["task", "classes", "images", "accuracy"], rows)
+
+
+def audit_table(audit: Audit) -> Table:
+    """One line per arrangement of the images."""
+    rows = [[a.name, f"{a.accuracy:.2f}", str(a.changed), f"{a.largest_difference:.1e}"] for a in audit.arrangements]
+    return listing(f"audit of {audit.images} images", ["arrangement", "accuracy", "changed answers", "largest difference"], rows)

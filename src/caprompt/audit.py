@@ -1,0 +1,109 @@
+"""The audit: does an image's answer depend on its company?
+
+Public code in this field lets the images of a test batch influence each other; a test that walks through the classes in order then
+leaks which task an image belongs to. The audit predicts the same images one by one, in batches of several sizes, sorted by class
+and by task, and shuffled, and counts the answers that change. For an honest model none does, ties to rounding apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caprompt import metrics
+from caprompt.data import Samples
+from caprompt.data.sources import Source, read, verified
+from caprompt.errors import InputError
+from caprompt.feeding import Feeder
+from caprompt.learner import ContinualClassifier
+
+__all__ = ["Arrangement", "Audit", "audit"]
+
+ROUNDING = 1e-4  # of a probability: a change of label within this is a tie, not a dependence
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One way of presenting the images, against one by one."""
+
+    name: str
+    accuracy: float  # in percent
+    changed: int  # answers that differ beyond rounding
+    largest_difference: float  # of any class probability
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What company does to the answers."""
+
+    images: int
+    arrangements: tuple[Arrangement, ...]  # the first is one by one
+
+    @property
+    def clean(self) -> bool:
+        """Did every image keep its answer?"""
+        return not any(arrangement.changed for arrangement in self.arrangements)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "clean": self.clean}
+
+
+def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad: bool = False) -> Audit:
+    """Predict labelled images in several arrangements and compare each with one by one."""
+    model.require_classes()
+    feeder = Feeder(model.backbone, model.device)
+    samples = verified(read(source), feeder.store, skip_bad)
+    unknown = [name for name in samples.classes if name not in model.classes]
+    if unknown:
+        raise InputError(f"class '{unknown[0]}' has not been learned; this model knows: {', '.join(model.classes)}")
+    targets = [model.classes.index(label) for label in samples.labels]
+    alone = probabilities(model, feeder, samples, range(len(samples)), batch_size=1)
+    found = [Arrangement("one by one", accuracy(alone, targets), 0, 0.0)]
+    for name, order, size in arrangements(targets, model.method.task_of_class.tolist(), seed):
+        together = probabilities(model, feeder, samples, order, size)
+        difference = float((together - alone).abs().max())
+        found.append(Arrangement(name, accuracy(together, targets), changed(alone, together), difference))
+    return Audit(len(samples), tuple(found))
+
+
+def arrangements(targets: Sequence[int], task_of_class: Sequence[int], seed: int) -> Iterator[tuple[str, Sequence[int], int]]:
+    """Name, order and batch size of each way to present the images."""
+    given = range(len(targets))
+    yield "as given, batches of 7", given, 7
+    yield f"as given, batches of {BATCH}", given, BATCH
+    yield f"sorted by class, batches of {BATCH}", sorted(given, key=lambda i: targets[i]), BATCH
+    yield f"sorted by task, batches of {BATCH}", sorted(given, key=lambda i: task_of_class[targets[i]]), BATCH
+    yield f"shuffled, batches of {BATCH}", np.random.default_rng(seed).permutation(len(targets)).tolist(), BATCH
+
+
+def probabilities(model: ContinualClassifier, feeder: Feeder, samples: Samples, order: Sequence[int], batch_size: int) -> Tensor:
+    """Class probabilities (N, C) of the images shown in this order, put back into their own."""
+    shown = feeder.plain(samples.select(order), [0] * len(samples), model.method.options, batch_size)
+    rows = torch.cat([model.method.answer(images).logits.softmax(dim=1).cpu() for images, _ in shown])
+    own_order = torch.empty_like(rows)
+    own_order[torch.tensor(list(order))] = rows
+    return own_order
+
+
+def accuracy(rows: Tensor, targets: Sequence[int]) -> float:
+    """Percent right."""
+    return metrics.percent_right(rows.argmax(dim=1).tolist(), list(targets))
+
+
+def changed(alone: Tensor, together: Tensor) -> int:
+    """How many answers differ, ties to rounding apart.
+
+    >>> alone = torch.tensor([[0.6, 0.4], [0.50001, 0.49999], [0.3, 0.7]])
+    >>> changed(alone, torch.tensor([[0.4, 0.6], [0.49999, 0.50001], [0.3, 0.7]]))
+    1
+    """
+    before, after = alone.argmax(dim=1), together.argmax(dim=1)
+    lead = alone.gather(1, before[:, None]) - alone.gather(1, after[:, None])  # by how much the lost answer led
+    return int(((before != after) & (lead.squeeze(1) > ROUNDING)).sum())
