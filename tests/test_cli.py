@@ -156,13 +156,6 @@ def test_names_are_printed_as_they_are(place: Path) -> None:
     assert "a[/b].png" in caprompt("predict", "brackets", "a[/b].png", cwd=place).stdout
 
 
-def test_listings(place: Path) -> None:
-    assert "sequential-prompt" in caprompt("methods").stdout
-    assert "align_epochs" in caprompt("methods", "caprompt").stdout
-    assert "vit_mini_patch8_64" in caprompt("backbones").stdout
-    assert "digits" in caprompt("datasets").stdout
-
-
 def test_help_teaches_by_example() -> None:
     assert "caprompt learn pets photos/week1" in caprompt("--help").stdout
     for command in ("run", "learn", "predict", "evaluate"):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -176,3 +178,32 @@ def test_strict_loading_names_the_first_difference() -> None:
     wide = ViT(ViTConfig(16, 4, 64, 2, 2, 64)).state_dict()
     with pytest.raises(InputError, match=r"'cls_token' is \(1, 1, 64\) in the weights but \(1, 1, 32\)"):
         vit.load_weights(wide)
+
+
+FULL = replace(TINY, layer_scale=True, registers=3, class_position=False, pre_norm=True, quick_gelu=True, patch_bias=False)
+
+
+def test_the_switches_add_timms_names_and_nothing_else() -> None:
+    plain, full = set(ViT(TINY).state_dict()), set(ViT(FULL).state_dict())
+    scales = {f"blocks.{layer}.ls{part}.gamma" for layer in range(TINY.depth) for part in (1, 2)}
+    assert full - plain == {"reg_token", "norm_pre.weight", "norm_pre.bias"} | scales
+    assert plain - full == {"patch_embed.proj.bias"}
+    assert ViT(FULL).pos_embed.shape == (1, TINY.grid**2, TINY.width)
+
+
+def test_the_class_token_is_found_before_registers_and_behind_rows_in_front() -> None:
+    vit, rows = tiny_vit(config=FULL), torch.zeros(3, 2, TINY.width)
+    assert torch.equal(vit(images()), vit.encode(images())[:, 0])
+    assert torch.equal(vit(images(), Tokens(rows)), vit.encode(images(), Tokens(rows))[:, 2])
+
+
+def test_positions_of_patches_alone_are_interpolated() -> None:
+    vit = tiny_vit(config=FULL)
+    vit.pos_embed.data.fill_(0.7)
+    torch.testing.assert_close(vit.positions(6, 3), torch.full((1, 18, TINY.width), 0.7))
+    assert vit.encode(images(2, 24)).shape == (2, 1 + 3 + 36, TINY.width)
+
+
+def test_registers_have_no_position() -> None:
+    vit = tiny_vit(config=FULL)
+    torch.testing.assert_close(vit.embed(images(1))[:, 1:4], vit.reg_token)

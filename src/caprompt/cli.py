@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
 
-from caprompt import __version__, settings
-from caprompt.errors import CapromptError, InputError
+from caprompt import __version__, listings, settings
+from caprompt.console import err, out, tell_skipped
+from caprompt.errors import CapromptError, InputError, StoppedError
 
 __all__ = ["app", "main"]
 
@@ -42,8 +42,8 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
 )
-out = Console(markup=False, emoji=False, highlight=False)  # names of files and classes are printed as they are
-err = Console(stderr=True, markup=False, emoji=False, highlight=False)
+for listing in (listings.methods, listings.backbones, listings.datasets):
+    app.command(listing)
 
 Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
 Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
@@ -89,7 +89,7 @@ def run(
     method
         A method's name (see `caprompt methods`).
     backbone
-        A backbone's name (see `caprompt backbones`) or a .safetensors file.
+        A backbone's name (see `caprompt backbones`) or a checkpoint file.
     preset
         Settings by name: default is what we recommend, paper is what the CAPrompt paper did.
     tasks
@@ -175,7 +175,7 @@ def learn(
             samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
     except KeyboardInterrupt:
         raise StoppedError(after_interrupt(model, calls)) from None
-    _tell_skipped(samples.skipped)
+    tell_skipped(samples.skipped)
     new = classifier.classes[before:]
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
@@ -219,7 +219,7 @@ def predict(
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     named, skipped = name_pictures(classifier, pictures_in(images), top, skip_bad, _cycles(cycles))
-    _tell_skipped(skipped)
+    tell_skipped(skipped)
     if as_json:
         print(json.dumps([{"image": str(path), **found.as_dict()} for path, found in named], indent=2))
     else:
@@ -261,7 +261,7 @@ def evaluate(
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     found = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, **_cycles(cycles))
-    _tell_skipped(found.skipped)
+    tell_skipped(found.skipped)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
@@ -308,53 +308,6 @@ def audit(
         out.print(audit_table(found))
     if not found.clean:
         raise CapromptError("answers of this model depend on the company that an image is in; its figures cannot be trusted")
-
-
-@app.command
-def methods(name: str | None = None, /) -> None:
-    """List the methods, or with a name all options of one: `caprompt methods caprompt`."""
-    from caprompt.methods import find, registered
-    from caprompt.options import described
-    from caprompt.tables import listing
-
-    if name is None:
-        out.print(listing("methods", ["name", "what it is"], [[key, method.summary] for key, method in registered().items()]))
-    else:
-        rows = [list(row) for row in described(find(name).options_class)]
-        out.print(listing(f"options of {name}, for --set", ["option", "values", "default", "meaning"], rows))
-
-
-@app.command
-def backbones() -> None:
-    """List the backbones that are at hand; any plain ViT in a .safetensors file with timm's names works by its path."""
-    from caprompt.tables import listing
-    from caprompt.weights import available, find_backbone
-
-    found = [find_backbone(name) for name in available()]
-    rows = [[b.name, f"{b.parameters / 1e6:.1f} M", f"{b.config.image_size} px", b.sha256[:12]] for b in found]
-    out.print(listing("backbones", ["name", "parameters", "images", "sha256"], rows))
-
-
-@app.command
-def datasets() -> None:
-    """List the data sets known by name; any folder with a sub-folder per class works by its path."""
-    from caprompt.data.datasets import DATASETS
-    from caprompt.tables import listing
-
-    out.print(
-        listing("data sets", ["name", "what it is", "needs"], [[name, i.description, i.needs] for name, i in DATASETS.items()])
-    )
-
-
-class StoppedError(CapromptError):
-    """Ctrl-C, with a sentence on what it left."""
-
-    exit_code = 130
-
-
-def _tell_skipped(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        err.print(f"skipped: {sentence}", style="yellow", soft_wrap=True)
 
 
 def _cycles(text: str | None) -> dict[str, Any]:

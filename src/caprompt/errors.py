@@ -8,7 +8,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["CapromptError", "DataError", "InputError", "ModelFolderError", "OptionError", "UnknownNameError", "did_you_mean"]
+__all__ = [
+    "CapromptError",
+    "DataError",
+    "InputError",
+    "ModelFolderError",
+    "OptionError",
+    "StoppedError",
+    "UnknownNameError",
+    "did_you_mean",
+]
 
 
 class CapromptError(Exception):
@@ -41,6 +50,12 @@ class UnknownNameError(InputError):
     def __init__(self, kind: str, name: str, known: Iterable[str], also: str = "") -> None:
         names = sorted(known)
         super().__init__(f"unknown {kind} '{name}'{did_you_mean(name, names)}; there are: {', '.join(names)}{also}")
+
+
+class StoppedError(CapromptError):
+    """Ctrl-C, with a sentence on what it left."""
+
+    exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -206,7 +206,7 @@ def make_plan(
     return {
         "config": config.model_dump(mode="json"),
         "options": model.method.options.model_dump(mode="json"),
-        "backbone": {"name": model.backbone.name, "sha256": model.backbone.sha256},
+        "backbone": model.backbone.described(),
         "tasks": [list(names) for names in tasks],
         "train": {"images": len(train), "sha256": train.digest()},
         "test": {

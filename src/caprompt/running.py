@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from caprompt import methods, settings
+from caprompt.console import err, tell_skipped
 from caprompt.errors import InputError, OptionError
 from caprompt.experiment import Results, RunConfig, read_plan, run
 from caprompt.options import check
@@ -41,10 +42,9 @@ def run_seeds(
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
         home = run_folder(seeded, folder, resume, several=seeds > 1)
-        with Display(Console(stderr=True)) as listen:
+        with Display(err) as listen:
             found[seed] = run(seeded, home, resume=resume, skip_bad=skip_bad, device=device, listen=listen)
-        for sentence in read_plan(home)["skipped"]:
-            console.print(f"skipped: {sentence}", style="yellow")
+        tell_skipped(read_plan(home)["skipped"])
         console.print(run_table(found[seed]))
         console.print(f"saved in {home}", soft_wrap=True)
     console.print(seeds_table({seed: results.summary() for seed, results in found.items()}))

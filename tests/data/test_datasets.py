@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caprompt.data import load_dataset
-from caprompt.data.datasets import DATASETS
+from caprompt.data.datasets import DATASETS, fetch_dataset
 from caprompt.errors import DataError, UnknownNameError
 
 
@@ -25,6 +25,54 @@ def test_digits_by_name() -> None:
     digits = load_dataset("digits")
     assert (digits.name, digits.tasks, len(digits.train.classes)) == ("digits", 5, 10)
     assert digits.options["flip"] == 0.0
+
+
+BENCHMARKS = {
+    "cifar100": "cifar-100-python",
+    "imagenet-r": "imagenet-r",
+    "cub200": "CUB_200_2011",
+    "tiny-imagenet": "tiny-imagenet-200",
+}
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_that_is_not_here(data_folder: Path, name: str) -> None:
+    official = DATASETS[name].official
+    assert official is not None
+    with pytest.raises(
+        DataError, match=rf"is not here; .*--download {name}', or put '{official.archive}' from http.* into '{data_folder}'"
+    ):
+        load_dataset(name)
+    assert DATASETS[name].whereabouts() == f"not here; needs {official.archive}"
+
+
+@pytest.mark.parametrize(("name", "folder"), BENCHMARKS.items())
+def test_where_a_benchmark_lies(data_folder: Path, name: str, folder: str) -> None:
+    (data_folder / folder).mkdir(parents=True)
+    assert DATASETS[name].whereabouts() == str(data_folder / folder)
+    with pytest.raises(DataError):  # an empty folder is no data set
+        load_dataset(name)
+    fetch_dataset(name)  # something is there: nothing to download
+
+
+def test_the_benchmarks_recipe() -> None:
+    assert {DATASETS[name].tasks for name in BENCHMARKS} == {10}
+    assert DATASETS["cifar100"].options == {"crop_scale": (0.08, 1.0), "brightness": 63 / 255}
+    assert DATASETS["imagenet-r"].options == DATASETS["cub200"].options == {"crop_scale": (0.05, 1.0)}
+
+
+def test_fetching_by_name() -> None:
+    fetch_dataset("digits")  # comes with scikit-learn
+    assert DATASETS["digits"].whereabouts() == "here"
+    with pytest.raises(UnknownNameError, match="did you mean 'cifar100'"):
+        fetch_dataset("cifar10")
 
 
 def test_unknown_name_gets_a_hint() -> None:

@@ -60,6 +60,8 @@ def test_one_image_in_two_classes_is_an_error(noise) -> None:
     with pytest.raises(DataError, match=r"image 0 \(class 'cat'\) and image 2 \(class 'dog'\) are the same image"):
         verified(samples, ImageStore())
     assert verified(Samples((noise(0), noise(0)), ("cat", "cat")), ImageStore()).labels == ("cat", "cat")
+    as_published = Samples(samples.pictures, samples.labels, published=True)
+    assert len(verified(as_published.of_classes(["cat", "dog"]), ImageStore())) == 3
 
 
 def test_an_interrupt_leaves_no_threads(photos: Path) -> None:

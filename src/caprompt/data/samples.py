@@ -28,6 +28,7 @@ class Samples:
     pictures: tuple[Picture, ...]
     labels: tuple[str, ...]
     skipped: tuple[str, ...] = ()
+    published: bool = False  # a benchmark as its makers gave it, doubtful labels and all
 
     def __post_init__(self) -> None:
         if len(self.pictures) != len(self.labels):
@@ -54,7 +55,7 @@ class Samples:
     def select(self, indices: Iterable[int]) -> Samples:
         """The pictures at these positions, in this order."""
         chosen = [int(index) for index in indices]
-        return Samples(tuple(self.pictures[i] for i in chosen), tuple(self.labels[i] for i in chosen))
+        return Samples(tuple(self.pictures[i] for i in chosen), tuple(self.labels[i] for i in chosen), published=self.published)
 
     def of_classes(self, names: Iterable[str]) -> Samples:
         """The pictures of these classes, in the order they have here."""

@@ -58,7 +58,8 @@ def verified(
     for name in samples.classes:
         if name not in kept.classes:
             raise DataError(f"none of the images of class '{name}' can be read; mend them or remove the class")
-    check_one_class_each(kept)
+    if not samples.published:  # CIFAR-100, for one, holds some pictures under two labels, and is compared as it is
+        check_one_class_each(kept)
     return replace(kept, skipped=samples.skipped + tuple(skipped))
 
 

@@ -1,0 +1,19 @@
+"""The two consoles: results go to `out`, everything said about them to `err`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+__all__ = ["err", "out", "tell_skipped"]
+
+# Names of files and classes are printed as they are: square brackets are no markup, colons no emoji.
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+def tell_skipped(sentences: Sequence[str]) -> None:
+    """Say what was left out, a line each."""
+    for sentence in sentences:
+        err.print(f"skipped: {sentence}", style="yellow", soft_wrap=True)
