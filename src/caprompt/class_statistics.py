@@ -100,15 +100,15 @@ class Variance(Statistics):
 
     variance: Tensor  # (C, D)
 
-    def spread_shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
+    def spread_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"variance": (self.width,)}
 
-    def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:  # noqa: D102
+    def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:
         added = centred.shape[0]
         total = before * self.variance[label].double() + centred.square().sum(dim=0) + merge_weight(before, added) * shift.square()
         self.variance[label] = total / (before + added)
 
-    def sampler(self) -> Draw:  # noqa: D102
+    def sampler(self) -> Draw:
         keep, prior = self.shrinkage(self.variance)
         deviation = (keep.unsqueeze(1) * self.variance + prior + JITTER).sqrt().unsqueeze(1)  # (C, 1, D)
 
@@ -123,13 +123,13 @@ class Covariance(Statistics):
 
     covariance: Tensor  # (C, D, D)
 
-    def spread_shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
+    def spread_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"covariance": (self.width, self.width)}
 
-    def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:  # noqa: D102
+    def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:
         self.covariance[label] = merged_covariance(self.covariance[label].double(), centred, shift, before)
 
-    def sampler(self) -> Draw:  # noqa: D102
+    def sampler(self) -> Draw:
         keep, prior = self.shrinkage(self.covariance.diagonal(dim1=1, dim2=2))
         spread = keep[:, None, None] * self.covariance + torch.diag_embed(prior + JITTER)
         factor: Tensor = torch.linalg.cholesky(spread.double()).to(self.mean)  # (C, D, D)
@@ -150,10 +150,10 @@ class LowRank(Statistics):
         self.rank = min(rank, width)
         super().__init__(width)
 
-    def spread_shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
+    def spread_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"directions": (self.rank, self.width), "rest": (self.width,)}
 
-    def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:  # noqa: D102
+    def merge_spread(self, label: int, centred: Tensor, shift: Tensor, before: float) -> None:
         directions = self.directions[label].double()
         known = directions.T @ directions + self.rest[label].double().diag()
         covariance = merged_covariance(known, centred, shift, before)
@@ -162,7 +162,7 @@ class LowRank(Statistics):
         self.directions[label] = strongest.T
         self.rest[label] = (covariance.diagonal() - strongest.square().sum(dim=1)).clamp_min(0)
 
-    def sampler(self) -> Draw:  # noqa: D102
+    def sampler(self) -> Draw:
         keep, prior = self.shrinkage(self.rest + self.directions.square().sum(dim=1))
         directions = self.directions * keep.sqrt()[:, None, None]
         deviation = (keep.unsqueeze(1) * self.rest + prior + JITTER).sqrt().unsqueeze(1)  # (C, 1, D)
@@ -185,7 +185,7 @@ class MultiCentroid(Statistics):
         self.centroids = centroids
         super().__init__(width)
 
-    def spread_shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
+    def spread_shapes(self) -> dict[str, tuple[int, ...]]:
         k = self.centroids
         return {"share": (k,), "centroid": (k, self.width), "variance": (k, self.width)}
 
@@ -214,7 +214,7 @@ class MultiCentroid(Statistics):
         groups = [features[nearest.to(features.device) == cluster] for cluster in range(k)]
         return [(float(len(group)), group.mean(dim=0), group.var(dim=0, correction=0)) for group in groups]
 
-    def sampler(self) -> Draw:  # noqa: D102
+    def sampler(self) -> Draw:
         within = (self.share.unsqueeze(2) * self.variance).sum(dim=1) / self.count.clamp_min(1).unsqueeze(1)  # (C, D)
         keep, prior = self.shrinkage(within)
         deviation = (keep[:, None, None] * self.variance + prior.unsqueeze(1) + JITTER).sqrt()  # (C, k, D)

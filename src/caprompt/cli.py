@@ -214,7 +214,7 @@ def predict(
         Where the backbone's file is, if it has moved.
     """
     from caprompt.learner import ContinualClassifier
-    from caprompt.naming import name_pictures, pictures_in
+    from caprompt.predicting import name_pictures, pictures_in
     from caprompt.tables import prediction_table
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)

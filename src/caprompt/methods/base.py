@@ -57,7 +57,7 @@ class GrowingHead(nn.Module):
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
 
-    def forward(self, features: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, features: Tensor) -> Tensor:
         return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
 
 

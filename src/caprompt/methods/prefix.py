@@ -47,7 +47,7 @@ class Prefix(Adaptation):
         """The same prompt (L, 2, n, D) for every image of a batch."""
         return cls(prompt.unsqueeze(2).expand(-1, -1, batch, -1, -1), layers)
 
-    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: D102
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if layer not in self.slot:
             return None
         rows = self.rows[self.slot[layer]]

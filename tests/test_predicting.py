@@ -7,7 +7,7 @@ from helpers import QUICK, squares, write_squares
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.errors import DataError
-from caprompt.naming import name_pictures, pictures_in
+from caprompt.predicting import name_pictures, pictures_in
 
 
 def test_pictures_are_found_at_any_depth_and_in_order(tmp_path: Path) -> None:
