@@ -3,7 +3,7 @@
     python benchmarks/digits.py                  # seeds 0, 1, 2; writes benchmarks/results/digits.json and docs/digits.png
 
 Protocol: 10 classes in 5 tasks of 2, class order shuffled by the seed; test images (every fifth of a class) are read after each
-task only; an image's answer is its own; no task identity at test. Settings were chosen on validation images and other seeds.
+task only; an image's answer is its own; no task identity at test. Settings were chosen on validation images only.
 """
 
 from __future__ import annotations

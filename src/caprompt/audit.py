@@ -17,8 +17,7 @@ from torch import Tensor
 
 from caprompt import metrics
 from caprompt.data import Samples
-from caprompt.data.sources import Source, read, verified
-from caprompt.errors import InputError
+from caprompt.data.sources import Source
 from caprompt.feeding import Feeder
 from caprompt.learner import ContinualClassifier
 
@@ -57,13 +56,8 @@ class Audit:
 
 def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad: bool = False) -> Audit:
     """Predict labelled images in several arrangements and compare each with one by one."""
-    model.require_classes()
     feeder = Feeder(model.backbone, model.device)
-    samples = verified(read(source), feeder.store, skip_bad)
-    unknown = [name for name in samples.classes if name not in model.classes]
-    if unknown:
-        raise InputError(f"class '{unknown[0]}' has not been learned; this model knows: {', '.join(model.classes)}")
-    targets = [model.classes.index(label) for label in samples.labels]
+    samples, targets = model.labelled(source, feeder, skip_bad)
     alone = probabilities(model, feeder, samples, range(len(samples)), batch_size=1)
     found = [Arrangement("one by one", accuracy(alone, targets), 0, 0.0)]
     for name, order, size in arrangements(targets, model.method.task_of_class.tolist(), seed):

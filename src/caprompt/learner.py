@@ -214,13 +214,8 @@ class ContinualClassifier:
         self, source: Source, *, batch_size: int = 64, skip_bad: bool = False, give_task: bool = False, **settings: Any
     ) -> Evaluation:
         """Accuracy on labelled images. `give_task` tells the method each image's true task (for the paper's appendix)."""
-        self.require_classes()
         feeder = Feeder(self.backbone, self.device)
-        samples = verified(read(source), feeder.store, skip_bad)
-        for name in samples.classes:
-            if name not in self.classes:
-                raise InputError(f"class '{name}' has not been learned; this model knows: {', '.join(self.classes)}")
-        targets = self._targets(samples)
+        samples, targets = self.labelled(source, feeder, skip_bad)
         with self._set(settings):
             answers = [
                 self.method.answer(images, self.method.task_of_class[labels] if give_task else None)
@@ -228,6 +223,15 @@ class ContinualClassifier:
             ]
         task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
         return evaluation(answers, torch.tensor(targets), task_sums, self.tasks, samples.skipped)
+
+    def labelled(self, source: Source, feeder: Feeder, skip_bad: bool) -> tuple[Samples, list[int]]:
+        """Images to test with, and the number of each one's class; every class must have been learned."""
+        self.require_classes()
+        samples = verified(read(source), feeder.store, skip_bad)
+        for name in samples.classes:
+            if name not in self.classes:
+                raise InputError(f"class '{name}' has not been learned; this model knows: {', '.join(self.classes)}")
+        return samples, self._targets(samples)
 
     def _targets(self, samples: Samples) -> list[int]:
         number = {name: index for index, name in enumerate(self.classes)}

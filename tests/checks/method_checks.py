@@ -16,6 +16,7 @@ from torch import Tensor
 
 from caprompt import ContinualClassifier
 from caprompt.data import Samples, read
+from caprompt.events import Event, StepTaken
 from caprompt.feeding import Feeder
 from caprompt.training import trainable
 
@@ -109,8 +110,8 @@ def check_resumed_equals_uninterrupted(make: Make) -> None:
     class StopError(Exception):
         pass
 
-    def stop_in_second_epoch(event: object) -> None:
-        if type(event).__name__ == "StepTaken" and event.epoch == 1:  # type: ignore[attr-defined]
+    def stop_in_second_epoch(event: Event) -> None:
+        if isinstance(event, StepTaken) and event.epoch == 1:
             raise StopError
 
     with tempfile.TemporaryDirectory() as folder:
