@@ -93,7 +93,7 @@ def test_clipping_bounds_the_gradient() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_schedules_start_full_and_never_rise(schedule: str) -> None:
-    factors = [rate_factor(Options(epochs=10, schedule=schedule), epoch) for epoch in range(10)]  # type: ignore[arg-type]
+    factors = [rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
     assert factors[0] == 1
     assert factors == sorted(factors, reverse=True)
     assert (factors[-1] < 1) == (schedule != "constant")

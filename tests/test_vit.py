@@ -146,7 +146,7 @@ class Branch(Adaptation):
 def test_branch_beside_the_mlp_is_added_to_its_output() -> None:
     vit = tiny_vit()
     block, x = vit.blocks[0], vit.embed(images())
-    after_attention = x + block.attn(block.norm1(x), None, None)
+    after_attention = x + block.attn(block.attn.project(block.norm1(x), None), None)
     torch.testing.assert_close(block(x, Branch()), block.mlp(block.norm2(after_attention)), rtol=1e-5, atol=1e-5)
 
 
@@ -193,8 +193,57 @@ def test_the_switches_add_timms_names_and_nothing_else() -> None:
 
 def test_the_class_token_is_found_before_registers_and_behind_rows_in_front() -> None:
     vit, rows = tiny_vit(config=FULL), torch.zeros(3, 2, TINY.width)
-    assert torch.equal(vit(images()), vit.encode(images())[:, 0])
-    assert torch.equal(vit(images(), Tokens(rows)), vit.encode(images(), Tokens(rows))[:, 2])
+    torch.testing.assert_close(vit(images()), vit.encode(images())[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(images(), Tokens(rows)), vit.encode(images(), Tokens(rows))[:, 2], rtol=1e-5, atol=1e-5)
+
+
+class Everything(Adaptation):
+    """All hooks at once, at every layer."""
+
+    def tokens(self, layer: int, x: Tensor) -> Tensor:
+        return x.new_full((len(x), 2, TINY.width), 0.3)
+
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, :3] + 1, x[:, 1:4] - 1
+
+    def qkv(self, layer: int, x: Tensor) -> Tensor:
+        return torch.cat([x, -0.5 * x, 2 * x], dim=2)
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        return -0.5 * x
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_last_block_computes_the_class_token_alone_and_right(depth: int) -> None:
+    vit = tiny_vit(config=replace(FULL, depth=depth))
+    every_token = vit.encode(images(), Everything())
+    seen: dict[int, int] = {}
+
+    class Watching(Everything):
+        def mlp(self, layer: int, x: Tensor) -> Tensor:
+            seen[layer] = x.shape[1]
+            return super().mlp(layer, x)
+
+    torch.testing.assert_close(vit(images(), Watching()), every_token[:, 2 * depth], rtol=1e-5, atol=1e-5)
+    assert seen[depth - 1] == 1
+
+
+def test_passes_from_a_stem_equal_passes_from_images() -> None:
+    vit = tiny_vit(config=FULL)
+    stem = vit.stem(images())
+    for adaptation in (Adaptation(), Everything()):
+        torch.testing.assert_close(vit(stem, adaptation), vit(images(), adaptation), rtol=0, atol=0)
+    twice = stem.repeated(2)
+    torch.testing.assert_close(vit(twice), torch.cat([vit(images())] * 2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(stem.only(torch.tensor([2, 0]))), vit(images())[[2, 0]], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_give_float32_features_near_the_exact_ones(dtype: torch.dtype) -> None:
+    exact, vit = tiny_vit(config=FULL)(images()), tiny_vit(config=FULL).to(dtype)
+    features = vit(images(), Adaptation())
+    assert features.dtype == torch.float32
+    assert float((features - exact).norm() / exact.norm()) < (0.05 if dtype is torch.bfloat16 else 0.01)
 
 
 def test_positions_of_patches_alone_are_interpolated() -> None:

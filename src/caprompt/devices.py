@@ -1,4 +1,4 @@
-"""Where a model computes."""
+"""Where a model computes, and in what numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 
 from caprompt.errors import OptionError
 
-__all__ = ["find_device"]
+__all__ = ["find_device", "find_precision"]
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def find_device(name: str) -> torch.device:
@@ -19,3 +21,14 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise OptionError(f"there is no device '{name}' here; use cpu, cuda where there is a GPU, or auto") from error
     return device
+
+
+def find_precision(name: str, device: torch.device) -> torch.dtype:
+    """The numbers that a frozen backbone is held and computed in; 'auto' is bfloat16 on a GPU. What learns stays float32.
+
+    >>> find_precision("auto", torch.device("cpu")), find_precision("fp16", torch.device("cpu"))
+    (torch.float32, torch.float16)
+    """
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return PRECISIONS[name]

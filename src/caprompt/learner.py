@@ -29,10 +29,11 @@ from caprompt import checkpoint, methods, options, training
 from caprompt.answers import Evaluation, Prediction, evaluation, predictions
 from caprompt.data.images import Picture
 from caprompt.data.sources import Samples, Source, read, verified
-from caprompt.devices import find_device
+from caprompt.devices import find_device, find_precision
 from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
 from caprompt.feeding import Feeder
+from caprompt.methods.base import Batches
 from caprompt.model_folder import IN_PROGRESS, call_was_stopped, find_saved_backbone, tensors_under
 from caprompt.seeds import derive, generator
 from caprompt.weights import DEFAULT_BACKBONE, Backbone, find_backbone
@@ -63,6 +64,7 @@ class ContinualClassifier:
         self.images_seen: dict[str, int] = {}
         self.vit = self.backbone.build().to(self.device)
         self.method = methods.build(method, self.vit, settings).to(self.device)
+        self._hold_backbone()
 
     def __repr__(self) -> str:
         return (
@@ -133,8 +135,9 @@ class ContinualClassifier:
         trained = samples if self.method.trains_on_known else samples.of_classes(new)
         if len(trained):
             first = position.config["progress"]["epochs_done"] if position else 0
-            task, epochs = len(self.tasks), self.method.options.epochs
-            listen(CallBegan(task, new, known, len(trained), epochs, first))
+            listen(CallBegan(len(self.tasks), new, known, len(trained), self.method.epochs, first))
+            if position is None:
+                self.method.prepare(self._plain(trained, feeder), self._generator("prepare"))
 
             def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
                 self._record(ended)
@@ -147,9 +150,11 @@ class ContinualClassifier:
             epoch_batches = feeder.augmented(trained, self._targets(trained), self.method.options, seed)
             training.fit(self.method, epoch_batches, start=first, optimizer_tensors=moments, listen=listen, save=save)
         listen(Consolidating())
-        plain = feeder.plain(samples, self._targets(samples), self.method.options)
-        self.method.consolidate(plain, self._generator("consolidate"))
+        self.method.consolidate(self._plain(samples, feeder), self._generator("consolidate"))
         listen(CallEnded(len(self.classes), time.perf_counter() - began))
+
+    def _plain(self, samples: Samples, feeder: Feeder) -> Batches:
+        return feeder.plain(samples, self._targets(samples), self.method.options)
 
     def _begin(self, new: Sequence[str]) -> None:
         if new:
@@ -246,10 +251,18 @@ class ContinualClassifier:
                 raise InputError(f"option '{name}' belongs to training; it cannot be changed at prediction")
         changed = options.check(type(before), {**before.model_dump(), **settings}, owner=self.method.name)
         self.method.options = changed
+        self._hold_backbone()
         try:
             yield
         finally:
             self.method.options = before
+            self._hold_backbone()
+
+    def _hold_backbone(self) -> None:
+        """Hold the frozen backbone in the numbers that the options name; other numbers are read anew from its file."""
+        wanted = find_precision(self.method.options.precision, self.device)
+        if wanted != self.vit.cls_token.dtype:
+            self.vit.to(wanted).load_weights(self.backbone.weights)
 
     def require_classes(self) -> None:
         """A model that knows nothing cannot answer."""

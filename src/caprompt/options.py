@@ -27,8 +27,11 @@ class Options(BaseModel):
 
     epochs: int = Field(5, ge=1, description="passes over a task's training images")
     batch_size: int = Field(24, ge=1, description="images per training step")
-    learning_rate: float = Field(3e-3, gt=0, description="Adam's rate for prompts, and for the head times head_rate")
+    learning_rate: float = Field(3e-3, gt=0, description="the rate for all that learns, and for the head times head_rate")
     head_rate: float = Field(1.0, ge=0, description="the head's learning rate relative to learning_rate")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="how gradients are followed")
+    momentum: float = Field(0.9, ge=0, lt=1, description="optimizer 'sgd': momentum")
+    weight_decay: float = Field(0.0, ge=0, description="decay of what is trained")
     clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 for no limit")
     schedule: Literal["constant", "step", "cosine"] = Field("cosine", description="how the rate falls within a task")
     step_at: float = Field(0.6, gt=0, le=1, description="schedule 'step': the share of epochs after which the rate is a tenth")
@@ -49,8 +52,12 @@ class Options(BaseModel):
         "backbone", description="mean and deviation that pictures are normalised with: the backbone's own, none, or CIFAR-100's"
     )
 
-    #: Options that only matter at prediction and may therefore be changed on a trained model.
-    at_prediction: typing.ClassVar[frozenset[str]] = frozenset()
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="numbers that the frozen backbone computes in; auto is bf16 on a GPU, else fp32; what learns is fp32"
+    )
+
+    #: Options that may be changed on a trained model, since they do not concern training; children add to it.
+    at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"precision"})
 
 
 def check(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:

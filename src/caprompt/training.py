@@ -1,4 +1,4 @@
-"""The loop, one screen of it: Adam, a head rate, clipping, a schedule, a fresh optimiser for every task.
+"""The loop, one screen of it: an optimiser, a head rate, clipping, a schedule, a fresh optimiser for every task.
 
 The caller hears of every step and epoch through `listen`, and gets the chance to `save` after each epoch. Nothing here is random:
 the batches of an epoch are the caller's.
@@ -31,14 +31,14 @@ def fit(
     save: Callable[[EpochEnded, torch.optim.Optimizer], None] = lambda epoch, optimizer: None,
 ) -> None:
     """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs."""
-    options, device = method.options, method.head.weight.device
+    options, epochs, device = method.options, method.epochs, method.head.weight.device
     optimizer = make_optimizer(method)
     if optimizer_tensors:
         load_optimizer(optimizer, optimizer_tensors)
-    for epoch in range(start, options.epochs):
+    for epoch in range(start, epochs):
         began, images_seen = time.perf_counter(), 0
         sums: dict[str, Tensor] = {}
-        set_rate(optimizer, options, epoch)
+        set_rate(optimizer, options, epoch, epochs)
         for images, labels in batches(epoch):
             losses = method.loss(images.to(device), labels.to(device))
             optimizer.zero_grad()
@@ -54,7 +54,7 @@ def fit(
         seconds = time.perf_counter() - began
         if not all(math.isfinite(mean) for mean in means.values()):
             raise CapromptError(f"the loss is no longer finite after epoch {epoch + 1}; lower learning_rate")
-        ended = EpochEnded(epoch, options.epochs, means, images_seen, seconds)
+        ended = EpochEnded(epoch, epochs, means, images_seen, seconds)
         save(ended, optimizer)
         listen(ended)
     optimizer.zero_grad()  # what a task froze should not carry its last gradient along
@@ -65,33 +65,38 @@ def trainable(method: Method) -> list[torch.nn.Parameter]:
     return [parameter for parameter in method.parameters() if parameter.requires_grad]
 
 
-def make_optimizer(method: Method) -> torch.optim.Adam:
-    """Adam with one group for the head and one for all else that learns; `base` is a group's rate before the schedule."""
-    rate, head = method.options.learning_rate, set(method.head.parameters())
+def make_optimizer(method: Method) -> torch.optim.Optimizer:
+    """One group for the head and one for all else that learns; `base` is a group's rate before the schedule."""
+    options, head = method.options, set(method.head.parameters())
+    learning = trainable(method)
     groups = [
-        {"params": [parameter for parameter in trainable(method) if parameter not in head], "base": rate},
-        {"params": list(method.head.parameters()), "base": rate * method.options.head_rate},
+        {"params": [parameter for parameter in learning if parameter not in head], "base": options.learning_rate},
+        {"params": [parameter for parameter in learning if parameter in head], "base": options.learning_rate * options.head_rate},
     ]
-    return torch.optim.Adam([group for group in groups if group["params"]], lr=rate)
+    chosen = [group for group in groups if group["params"]]
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(chosen, options.learning_rate, momentum=options.momentum, weight_decay=options.weight_decay)
+    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return kind(chosen, options.learning_rate, weight_decay=options.weight_decay)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, options: Options, epoch: int) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, options: Options, epoch: int, epochs: int) -> None:
     """Put every group's rate where the schedule has it in this epoch."""
     for group in optimizer.param_groups:
-        group["lr"] = group["base"] * rate_factor(options, epoch)
+        group["lr"] = group["base"] * rate_factor(options, epoch, epochs)
 
 
-def rate_factor(options: Options, epoch: int) -> float:
-    """The learning rate of an epoch, relative to the first one's.
+def rate_factor(options: Options, epoch: int, epochs: int) -> float:
+    """The learning rate of an epoch among `epochs`, relative to the first one's.
 
-    >>> [round(rate_factor(Options(epochs=4, schedule="cosine"), epoch), 2) for epoch in range(4)]
+    >>> [round(rate_factor(Options(schedule="cosine"), epoch, 4), 2) for epoch in range(4)]
     [1.0, 0.85, 0.5, 0.15]
-    >>> [rate_factor(Options(epochs=50, schedule="step", step_at=0.6), epoch) for epoch in (29, 30)]
+    >>> [rate_factor(Options(schedule="step", step_at=0.6), epoch, 50) for epoch in (29, 30)]
     [1.0, 0.1]
     """
     if options.schedule == "cosine":
-        return (1 + math.cos(math.pi * epoch / options.epochs)) / 2
-    if options.schedule == "step" and epoch >= round(options.step_at * options.epochs):
+        return (1 + math.cos(math.pi * epoch / epochs)) / 2
+    if options.schedule == "step" and epoch >= round(options.step_at * epochs):
         return 0.1
     return 1.0
 

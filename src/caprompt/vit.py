@@ -4,6 +4,10 @@ Methods never copy or subclass it. They hand `forward` an `Adaptation`, whose ho
 
     features = vit(images)                        # (B, width), the class token after the last norm
     features = vit(images, adaptation)            # the same network, adapted per image
+    stem = vit.stem(images)                       # what several passes over the same images share
+    features = vit(stem, adaptation)
+
+The weights may be held in bfloat16 or float16; features come out in float32 all the same.
 
 Shapes: B images, N tokens (class token, registers, patches), D width, H heads of d = D / H.
 """
@@ -19,7 +23,7 @@ from torch import Tensor, nn
 
 from caprompt.errors import InputError
 
-__all__ = ["Adaptation", "ViT", "ViTConfig"]
+__all__ = ["Adaptation", "Stem", "ViT", "ViTConfig"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,11 @@ class ViTConfig:
 
 
 class Adaptation:
-    """What a method may change in a forward pass. `x` is a block's input, before its norm: (B, N, D)."""
+    """What a method may change in a forward pass. `x` is a block's input, before its norm: (B, N, D).
+
+    Where the ViT is held in bfloat16, so is `x`: learned float32 parameters that multiply it are cast with `.to(x.dtype)`.
+    What a hook returns is cast by the ViT. Hooks act on each token by itself: of the last block, `mlp` sees the class token alone.
+    """
 
     def tokens(self, layer: int, x: Tensor) -> Tensor | None:
         """Rows (B, n, D) put in front of this block's input; they stay for the blocks after it."""
@@ -95,12 +103,20 @@ class Attention(nn.Module):
         parts: Tensor = x.unflatten(2, (self.heads, -1))
         return parts.transpose(1, 2)
 
-    def forward(self, x: Tensor, prefix: tuple[Tensor, Tensor] | None, change: Tensor | None) -> Tensor:
-        qkv = self.qkv(x) if change is None else self.qkv(x) + change
-        query, key, value = qkv.chunk(3, dim=2)  # (B, N, D) each
+    def project(self, x: Tensor, at: int | None) -> list[Tensor]:
+        """Queries, keys and values of normed tokens, (B, N, D) each; queries of token `at` alone where one is named."""
+        if at is None:
+            return list(self.qkv(x).chunk(3, dim=2))
+        width = x.shape[2]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        query = F.linear(x[:, at].unsqueeze(1), weight[:width], bias[:width])  # (B, 1, D)
+        return [query, *F.linear(x, weight[width:], bias[width:]).chunk(2, dim=2)]
+
+    def forward(self, parts: list[Tensor], prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+        query, key, value = parts
         if prefix is not None:
-            key = torch.cat([prefix[0], key], dim=1)  # (B, n + N, D)
-            value = torch.cat([prefix[1], value], dim=1)
+            key = torch.cat([prefix[0].to(key.dtype), key], dim=1)  # (B, n + N, D)
+            value = torch.cat([prefix[1].to(value.dtype), value], dim=1)
         mixed = F.scaled_dot_product_attention(self.split(query), self.split(key), self.split(value))
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, d) -> (B, N, D)
         return out
@@ -145,15 +161,45 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.ls2 = LayerScale(config) if config.layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor, adaptation: Adaptation) -> Tensor:
+    def forward(self, x: Tensor, adaptation: Adaptation, stem: Stem | None = None, at: int | None = None) -> Tensor:
+        """All tokens (B, N, D), or only the one at this index (from the end), (B, 1, D). A stem saves norm and projection."""
         rows = adaptation.tokens(self.layer, x)
         if rows is not None:
-            x = torch.cat([rows, x], dim=1)  # (B, n + N, D)
-        normed = self.norm1(x)
-        x = x + self.ls1(self.attn(normed, adaptation.prefix(self.layer, x), adaptation.qkv(self.layer, normed)))
+            x, stem = torch.cat([rows.to(x.dtype), x], dim=1), None  # (B, n + N, D)
+        normed = self.norm1(x) if stem is None else stem.normed
+        parts = self.attn.project(normed, at) if stem is None or at is not None else list(stem.qkv.chunk(3, dim=2))
+        change = adaptation.qkv(self.layer, normed)
+        if change is not None:
+            added = change.to(x.dtype).chunk(3, dim=2)
+            added = added if at is None else (added[0][:, at].unsqueeze(1), *added[1:])
+            parts = [part + more for part, more in zip(parts, added, strict=True)]
+        prefix = adaptation.prefix(self.layer, x)
+        x = x if at is None else x[:, at].unsqueeze(1)
+        x = x + self.ls1(self.attn(parts, prefix))
         branch = adaptation.mlp(self.layer, x)
         x = x + self.ls2(self.mlp(self.norm2(x)))
-        return x if branch is None else x + branch
+        return x if branch is None else x + branch.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Stem:
+    """What all passes over the same images share, however they are adapted: the tokens, and how the first block reads them."""
+
+    tokens: Tensor  # (B, N, D)
+    normed: Tensor  # (B, N, D), behind the first block's norm
+    qkv: Tensor  # (B, N, 3 D), the first block's queries, keys and values
+    patches: int  # of one image
+
+    def repeated(self, times: int) -> Stem:
+        """The same images several times, one after another."""
+        if times == 1:
+            return self
+        tokens, normed, qkv = (part.repeat(times, 1, 1) for part in (self.tokens, self.normed, self.qkv))
+        return Stem(tokens, normed, qkv, self.patches)
+
+    def only(self, rows: Tensor) -> Stem:
+        """Some of the images, by their numbers."""
+        return Stem(self.tokens[rows], self.normed[rows], self.qkv[rows], self.patches)
 
 
 class ViT(nn.Module):
@@ -171,20 +217,39 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
-    def forward(self, images: Tensor, adaptation: Adaptation = NOTHING) -> Tensor:
-        """The class-token feature of each image: (B, 3, height, width) -> (B, D)."""
-        x = self.encode(images, adaptation)
-        # Rows that `tokens` hooks put in front push the class token back.
-        patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
-        return x[:, x.shape[1] - patches - self.config.registers - 1]
+    def forward(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
+        """The class-token feature of each image: (B, 3, height, width), or their stem -> (B, D)."""
+        stem = images if isinstance(images, Stem) else self.stem(images)
+        # Only the class token is read, so the last block need not compute the others. It is counted from the end, since rows
+        # that `tokens` hooks put in front push it back.
+        x = self.through_blocks(stem, adaptation, at=-stem.patches - self.config.registers - 1)
+        return self.last_norm(x[:, 0])
 
-    def encode(self, images: Tensor, adaptation: Adaptation = NOTHING) -> Tensor:
-        """All tokens after the last norm: (B, 3, height, width) -> (B, N, D)."""
-        x = self.norm_pre(self.embed(images))
-        for block in self.blocks:
-            x = block(x, adaptation)
-        out: Tensor = self.norm(x)
-        return out
+    def encode(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
+        """All tokens after the last norm: (B, 3, height, width), or their stem -> (B, N, D)."""
+        stem = images if isinstance(images, Stem) else self.stem(images)
+        return self.last_norm(self.through_blocks(stem, adaptation, at=None))
+
+    def stem(self, images: Tensor) -> Stem:
+        """The part of a pass that no adaptation changes: (B, 3, height, width) pixels to the first block's projection."""
+        x = self.norm_pre(self.embed(images.to(self.cls_token.dtype)))
+        first: Block = self.blocks[0]  # type: ignore[assignment]
+        normed = first.norm1(x)
+        patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
+        return Stem(x, normed, first.attn.qkv(normed), patches)
+
+    def through_blocks(self, stem: Stem, adaptation: Adaptation, at: int | None) -> Tensor:
+        """The blocks one after another; the last one may give a single token."""
+        x, last = stem.tokens, len(self.blocks) - 1
+        for layer, block in enumerate(self.blocks):
+            x = block(x, adaptation, stem if layer == 0 else None, at if layer == last else None)
+        return x
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        """The norm behind the last block, in float32 at least."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+        return F.layer_norm(x.to(dtype), self.norm.normalized_shape, weight, bias, self.norm.eps)
 
     def embed(self, images: Tensor) -> Tensor:
         """Class token, registers and patches with their positions; any image size that the patch divides."""

@@ -63,6 +63,16 @@ def assert_batch_invariant(model: ContinualClassifier) -> None:
             torch.testing.assert_close(torch.cat([a.task_weights for a in answers]), weights[arrangement], rtol=0, atol=1e-5)
 
 
+def check_half_precision_backbone(make: Make) -> None:
+    """With the backbone in bfloat16 a method learns and answers; what it learned is float32, and its answers are much the same."""
+    model = trained(make, precision="bf16")
+    assert all(tensor.dtype != torch.bfloat16 for tensor in model.method.state().values())
+    pictures, _ = squares((*FIRST, *SECOND, *THIRD), start=400)
+    half, exact = model.predict(pictures), model.predict(pictures, precision="fp32")
+    assert np.mean([a.label == b.label for a, b in zip(half, exact, strict=True)]) > 0.8
+    assert np.mean([abs(a.score - b.score) for a, b in zip(half, exact, strict=True)]) < 0.1
+
+
 def check_growth_with_unequal_tasks(make: Make) -> None:
     """Tasks of 2, 1 and 3 classes; the logits have a column per class and the weights one per task, summing to one."""
     model = trained(make)

@@ -15,7 +15,7 @@ def made(tasks: tuple[int, ...] = (2, 1, 3), **options: object) -> CAPrompt:
     method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, **options))  # type: ignore[arg-type]
     for number, classes in enumerate(tasks):
         method.begin_task(classes, torch.Generator().manual_seed(number))
-        method.prompts[-1].data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
+        method.prompt.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
     method.head.weight.data.mul_(4)
     return method
 
@@ -37,7 +37,9 @@ def test_a_new_prompt_starts_from_the_previous_one() -> None:
     last = method.prompts[-1].detach().clone()
     method.begin_task(1, torch.Generator())
     assert torch.equal(method.prompts[-1], last)
-    assert [prompt.requires_grad for prompt in method.prompts] == [False, False, False, True]
+    assert torch.equal(method.earlier[-1], last)
+    assert method.prompt.requires_grad
+    assert not method.earlier.requires_grad
 
 
 @pytest.mark.parametrize(("init", "low", "high"), [("uniform", 0.5, 0.65), ("normal", 0.015, 0.025)])
@@ -51,7 +53,7 @@ def test_first_prompt(init: str, low: float, high: float) -> None:
 def test_mixing_is_the_weighted_sum_of_each_image() -> None:
     method = made()
     weights = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
-    rows = method.mix(weights, method.prompts)  # (L, 2, B, n, D)
+    rows = method.mix(weights)  # (L, 2, B, n, D)
     torch.testing.assert_close(rows[:, :, 0], 0.2 * method.prompts[0] + 0.3 * method.prompts[1] + 0.5 * method.prompts[2])
     torch.testing.assert_close(rows[:, :, 1], method.prompts[0])
 
@@ -64,8 +66,10 @@ def test_weights_are_sums_over_unequal_tasks() -> None:
 
 def test_query_pass_uses_no_prompt() -> None:
     method = made(first_pass="query")
-    torch.testing.assert_close(method.first_logits(images()), method.head(method.vit(images())))
-    assert not torch.allclose(method.first_logits(images()), changed(method, first_pass="equal").first_logits(images()))
+    torch.testing.assert_close(method.first_logits(method.vit.stem(images())), method.head(method.vit(images())))
+    assert not torch.allclose(
+        method.first_logits(method.vit.stem(images())), changed(method, first_pass="equal").first_logits(method.vit.stem(images()))
+    )
 
 
 def test_more_cycles_apply_the_same_map_again() -> None:
@@ -74,7 +78,7 @@ def test_more_cycles_apply_the_same_map_again() -> None:
     three = changed(method, cycles=3).answer(images())
     weights = method.next_weights(two.logits)
     torch.testing.assert_close(three.task_weights, weights)
-    torch.testing.assert_close(three.logits, method.logits_under(images(), weights))
+    torch.testing.assert_close(three.logits, method.logits_under(method.vit.stem(images()), weights))
 
 
 def test_auto_stops_each_image_when_its_weights_have_settled() -> None:
@@ -111,7 +115,8 @@ def test_without_aggregation_the_predicted_tasks_prompt_is_used_alone() -> None:
 def test_true_tasks_choose_the_prompt() -> None:
     method = made()
     answer = method.answer(images(2), true_tasks=torch.tensor([1, 2]))
-    torch.testing.assert_close(answer.logits, method.logits_under(images(2), torch.tensor([[0.0, 1, 0], [0, 0, 1]])))
+    weights = torch.tensor([[0.0, 1, 0], [0, 0, 1]])
+    torch.testing.assert_close(answer.logits, method.logits_under(method.vit.stem(images(2)), weights))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_the_head_learns_from_the_cross_entropy_alone_and_only_in_its_new_rows()
     method = made()
     method.loss(images(), LABELS)["concave"].backward()
     assert method.head.weight.grad is None
-    assert method.prompts[-1].grad is not None
+    assert method.prompt.grad is not None
     method.loss(images(), LABELS)["ce"].backward()
     assert method.head.weight.grad is not None
     assert method.head.weight.grad[:3].abs().max() == 0
@@ -165,8 +170,8 @@ def test_confident_images_do_not_divide_by_zero() -> None:
     method.head.bias.data[3:] += 1000
     losses = method.loss(images(), LABELS)
     torch.stack(list(losses.values())).sum().backward()
-    assert method.prompts[-1].grad is not None
-    assert method.prompts[-1].grad.isfinite().all()
+    assert method.prompt.grad is not None
+    assert method.prompt.grad.isfinite().all()
 
 
 def test_layers_can_be_chosen() -> None:

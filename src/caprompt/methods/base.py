@@ -1,6 +1,7 @@
-"""What a method is: a frozen ViT, a head that grows, and four verbs.
+"""What a method is: a frozen ViT, a head that grows, and five verbs.
 
     method.begin_task(classes=10, generator=g)      # room for new classes
+    method.prepare(batches, generator=g)            # a look at the images before training on them; most need none
     losses = method.loss(images, labels)            # parts by name; the loop minimises their sum
     method.consolidate(batches, generator=g)        # after the loop: what the images tell about their classes
     answer = method.answer(images)                  # logits of every class so far, one image at a time in meaning
@@ -80,9 +81,19 @@ class Method(nn.Module, ABC):
         self.task_sizes: list[int] = []
 
     @property
+    def epochs(self) -> int:
+        """How many epochs the current task is trained for; a method without training says 0."""
+        return self.options.epochs
+
+    @property
     def classes(self) -> int:
         """How many classes have been seen."""
         return sum(self.task_sizes)
+
+    @property
+    def known(self) -> int:
+        """How many of the classes came with earlier tasks."""
+        return self.classes - self.task_sizes[-1]
 
     @property
     def task_of_class(self) -> Tensor:
@@ -93,6 +104,13 @@ class Method(nn.Module, ABC):
         """Make room for new classes. Children that extend it call it first."""
         self.task_sizes.append(classes)
         self.head.grow(classes, generator)
+
+    def prepare(self, batches: Batches, generator: torch.Generator) -> None:
+        """Called before training with every image to be trained on once, un-augmented.
+
+        A call that was stopped and goes on is not prepared again: what this finds belongs into buffers or parameters.
+        """
+        return
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -105,6 +123,14 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
         """Logits of all classes seen. `true_tasks` (B,) is for experiments that give the task away."""
+
+    def masked_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy among the classes of the current task; `logits` (B, C) are of all classes."""
+        return nn.functional.cross_entropy(logits[:, self.known :], labels - self.known)
+
+    def answered(self, logits: Tensor, passes: int) -> Answer:
+        """The answer of a method that mixes nothing by task: its task weights are those that the class probabilities imply."""
+        return Answer(logits, self.task_sums(logits.softmax(dim=1)), torch.full_like(logits[:, 0], passes, dtype=torch.long))
 
     def task_sums(self, probabilities: Tensor) -> Tensor:
         """Class probabilities summed per task: (B, C) -> (B, T)."""

@@ -16,7 +16,6 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from caprompt import replay
 from caprompt.methods.base import Answer, Batches, Method, register
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
-from caprompt.vit import ViT
+from caprompt.vit import Stem, ViT
 
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
@@ -47,7 +46,7 @@ class CAPromptOptions(replay.ReplayOptions, PrefixOptions):
     )
     aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
 
-    at_prediction: ClassVar[frozenset[str]] = frozenset({"cycles", "max_cycles", "settled"})
+    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled"}
 
 
 @register("caprompt")
@@ -61,50 +60,72 @@ class CAPrompt(Method):
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options)
         self.layers = prompted_layers(vit.config, options)
-        self.prompts = nn.ParameterList()  # one (L, 2, n, D) per task
+        start = random_prompt(vit.config, options, torch.Generator())
+        self.prompt = nn.Parameter(start)  # the newest task's, (L, 2, n, D)
+        self.register_buffer("earlier", start.new_empty(0, *start.shape))
         self.statistics = replay.build(options, vit.config.width)
+
+    earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
 
     # -- growth ------------------------------------------------------------------------------------------------------------
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
-        """A new prompt, starting from the previous one; the earlier ones are frozen for good."""
+        """A new prompt, starting from the previous one, which is frozen."""
         super().begin_task(classes, generator)
         self.statistics.grow(classes)
-        self.prompts.requires_grad_(False)
-        previous = self.prompts[-1] if len(self.prompts) else random_prompt(self.vit.config, self.options, generator)
-        self.prompts.append(nn.Parameter(previous.detach().clone().to(self.head.weight)))
+        if len(self.task_sizes) == 1:
+            self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
+        else:
+            self.earlier = torch.cat([self.earlier, self.prompt.detach().unsqueeze(0)])
+            self.prompt = nn.Parameter(self.prompt.detach().clone())
+
+    @property
+    def prompts(self) -> list[Tensor]:
+        """Every task's prompt, (L, 2, n, D) each."""
+        return [*self.earlier, self.prompt]
 
     # -- aggregation -------------------------------------------------------------------------------------------------------
 
-    def features_under(self, images: Tensor, rows: Tensor) -> Tensor:
-        """f(x, phi) with each image's own prompt: (B, 3, S, S) and (L, 2, B, n, D) -> (B, D)."""
-        features: Tensor = self.vit(images, Prefix(rows, self.layers))
+    def features_under(self, stem: Stem, *prompts: Tensor) -> Tensor:
+        """f(x, phi) with each image's own prompt, (L, 2, B, n, D) -> (B, D); k prompts an image go as one batch, (k B, D)."""
+        rows = torch.cat(prompts, dim=2) if len(prompts) > 1 else prompts[0]
+        features: Tensor = self.vit(stem.repeated(len(prompts)), Prefix(rows, self.layers))
         return features
 
-    def mix(self, weights: Tensor, prompts: Iterable[Tensor]) -> Tensor:
-        """Eq. 2: each image's own mixture, (B, T) weights -> (L, 2, B, n, D). Only the newest prompt may carry a gradient."""
-        return torch.einsum("bt,tlknd->lkbnd", weights, torch.stack(list(prompts)))
+    def mix(self, weights: Tensor) -> Tensor:
+        """Eq. 2: each image's own mixture, (B, T) weights -> (L, 2, B, n, D)."""
+        return self.mix_earlier(weights[:, :-1]) + weights[:, -1, None, None] * self.prompt.unsqueeze(2)
 
-    def first_logits(self, images: Tensor) -> Tensor:
+    def mix_earlier(self, weights: Tensor) -> Tensor:
+        """What the earlier tasks put into a mixture, (B, T - 1) weights -> (L, 2, B, n, D); it carries no gradient."""
+        return torch.einsum("bt,tlknd->lkbnd", weights, self.earlier)
+
+    def for_all(self, prompt: Tensor, stem: Stem) -> Tensor:
+        """The same prompt for every image: (L, 2, n, D) -> (L, 2, B, n, D)."""
+        return prompt.unsqueeze(2).expand(-1, -1, len(stem.tokens), -1, -1)
+
+    def first_logits(self, stem: Stem) -> Tensor:
         """The first pass, before anything is known of an image: equal weights (Algorithm 1), or the query pass of Eq. 1."""
         if self.starts_without_prompt:
-            logits: Tensor = self.head(self.vit(images))
-            return logits
-        return self.logits_under(images, self.equal_weights(images))
+            logits: Tensor = self.head(self.vit(stem))
+        else:
+            mean = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes)
+            logits = self.head(self.features_under(stem, self.for_all(mean, stem)))
+        return logits
 
     @property
     def starts_without_prompt(self) -> bool:
         """Is the first pass the query pass?"""
         return self.options.first_pass == "query" or not self.options.aggregation
 
-    def equal_weights(self, images: Tensor) -> Tensor:
+    def equal_weights(self, logits: Tensor) -> Tensor:
         """(B, T), all 1 / T."""
-        tasks = len(self.prompts)
-        return torch.full((images.shape[0], tasks), 1 / tasks, dtype=images.dtype, device=images.device)
+        tasks = len(self.task_sizes)
+        return logits.new_full((logits.shape[0], tasks), 1 / tasks)
 
-    def logits_under(self, images: Tensor, weights: Tensor) -> Tensor:
+    def logits_under(self, stem: Stem, weights: Tensor) -> Tensor:
         """One pass with prompts mixed by these weights: (B, C)."""
-        logits: Tensor = self.head(self.features_under(images, self.mix(weights, self.prompts)))
+        logits: Tensor = self.head(self.features_under(stem, self.mix(weights)))
         return logits
 
     def next_weights(self, logits: Tensor) -> Tensor:
@@ -114,56 +135,49 @@ class CAPrompt(Method):
     # -- training ----------------------------------------------------------------------------------------------------------
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy, alpha x concave constraint, beta x linear constraint."""
-        options = self.options
-        if len(self.prompts) == 1 or not options.aggregation:
-            own = Prefix.shared(self.prompts[-1], self.layers, images.shape[0])
-            return {"ce": self.masked_cross_entropy(self.head(self.vit(images, own)), labels)}
+        """Cross entropy among the task's classes (Eq. 3), alpha x concave constraint, beta x linear constraint."""
+        options, stem = self.options, self.vit.stem(images)
+        if len(self.task_sizes) == 1 or not options.aggregation:
+            features = self.features_under(stem, self.for_all(self.prompt, stem))
+            return {"ce": self.masked_cross_entropy(self.head(features), labels)}
 
         with torch.no_grad():
-            weights = self.next_weights(self.first_logits(images))  # p, (B, T); carries no gradient
-        mixed = self.mix(weights, self.prompts)
+            weights = self.next_weights(self.first_logits(stem))  # p, (B, T); carries no gradient
+            earlier = self.mix_earlier(weights[:, :-1])
+        mixed = earlier + weights[:, -1, None, None] * self.prompt.unsqueeze(2)  # Eq. 2
         if options.alpha:
-            features, concave = self.concave_pass(images, labels, weights, mixed)
+            features, concave = self.concave_pass(stem, labels, weights, earlier, mixed)
             parts = {"ce": self.masked_cross_entropy(self.head(features), labels), "concave": options.alpha * concave}
         else:
-            parts = {"ce": self.masked_cross_entropy(self.head(self.features_under(images, mixed)), labels)}
+            parts = {"ce": self.masked_cross_entropy(self.head(self.features_under(stem, mixed)), labels)}
         # At the second task phi_1 - phi_1 = 0 has no direction to follow.
-        if options.beta and len(self.prompts) > 2:
-            parts["linear"] = options.beta * linear_loss(self.prompts[-1], self.prompts[-2], self.prompts[0])
+        if options.beta and len(self.task_sizes) > 2:
+            parts["linear"] = options.beta * linear_loss(self.prompt, self.earlier[-1], self.earlier[0])
         return parts
 
-    def concave_pass(self, images: Tensor, labels: Tensor, weights: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
+    def concave_pass(self, stem: Stem, labels: Tensor, weights: Tensor, earlier: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
         """Features under the mixture, and the concave loss, Eq. 7. Mixture and own prompt go through the ViT as one batch."""
-        own = self.prompts[-1].unsqueeze(2).expand_as(mixed)  # (L, 2, B, n, D)
-        features = self.features_under(torch.cat([images, images]), torch.cat([mixed, own], dim=2))  # (2 B, D)
+        features = self.features_under(stem, mixed, self.for_all(self.prompt, stem))  # (2 B, D)
         with torch.no_grad():
-            old = weights[:, :-1] / weights[:, :-1].sum(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-            old_features = self.features_under(images, self.mix(old, self.prompts[:-1]))
-            g_old = self.probability(old_features, labels)
+            share = weights[:, :-1].sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)  # (B,)
+            g_old = self.probability(self.features_under(stem, earlier / share[:, None, None]), labels)
         g_mixed, g_own = self.probability(features, torch.cat([labels, labels])).chunk(2)
         gap = concave_gap(weights[:, -1], g_own, g_old, g_mixed)
-        return features[: images.shape[0]], gap.clamp_min(0).mean()
+        return features[: len(labels)], gap.clamp_min(0).mean()
 
     def probability(self, features: Tensor, labels: Tensor) -> Tensor:
         """g(x, y, phi), (B,). Only the prompts learn from it: the head is held fixed, and so are the logits of old classes."""
         logits = F.linear(features, self.head.weight.detach(), self.head.bias.detach())
-        known = self.classes - self.task_sizes[-1]
-        logits = torch.cat([logits[:, :known].detach(), logits[:, known:]], dim=1)
+        logits = torch.cat([logits[:, : self.known].detach(), logits[:, self.known :]], dim=1)
         return logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)
-
-    def masked_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Eq. 3, among the classes of the current task."""
-        known = self.classes - self.task_sizes[-1]
-        return F.cross_entropy(logits[:, known:], labels - known)
 
     # -- after a task ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def own_features(self, images: Tensor, labels: Tensor) -> Tensor:
         """Features of labelled images, each under the prompt of its class's own task."""
-        weights = F.one_hot(self.task_of_class[labels], len(self.prompts)).to(images)
-        return self.features_under(images, self.mix(weights, self.prompts))
+        weights = F.one_hot(self.task_of_class[labels], len(self.task_sizes)).to(self.prompt.dtype)
+        return self.features_under(self.vit.stem(images), self.mix(weights))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Statistics of the classes at hand (those of known classes are merged), then, from the second call on, alignment."""
@@ -177,23 +191,25 @@ class CAPrompt(Method):
     @torch.no_grad()
     def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
         """Algorithm 1, inference. With `true_tasks`, each image is seen once, under its own task's prompt."""
-        count = images.shape[0]
+        stem = self.vit.stem(images)
         if true_tasks is not None:
-            weights = F.one_hot(true_tasks, len(self.prompts)).to(images)
-            return Answer(self.logits_under(images, weights), weights, weights.new_ones(count, dtype=torch.long))
+            weights = F.one_hot(true_tasks, len(self.task_sizes)).to(self.prompt.dtype)
+            return Answer(self.logits_under(stem, weights), weights, torch.ones_like(true_tasks))
         if self.options.cycles == "auto":
-            return self.answer_until_settled(images)
-        weights, logits = self.equal_weights(images), self.first_logits(images)
+            return self.answer_until_settled(stem)
+        logits = self.first_logits(stem)
+        weights = self.equal_weights(logits)
         for _ in range(self.options.cycles - 1):
             weights = self.chosen(self.next_weights(logits))
-            logits = self.logits_under(images, weights)
-        return Answer(logits, weights, weights.new_full((count,), self.options.cycles, dtype=torch.long))
+            logits = self.logits_under(stem, weights)
+        return Answer(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
 
-    def answer_until_settled(self, images: Tensor) -> Answer:
+    def answer_until_settled(self, stem: Stem) -> Answer:
         """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
-        weights, logits = self.equal_weights(images), self.first_logits(images)
+        logits = self.first_logits(stem)
+        weights = self.equal_weights(logits)
         passes = torch.ones_like(weights[:, 0], dtype=torch.long)
-        active = torch.arange(images.shape[0], device=images.device)
+        active = torch.arange(len(logits), device=logits.device)
         for cycle in range(1, self.options.max_cycles):
             proposed = self.chosen(self.next_weights(logits[active]))
             moving = (proposed - weights[active]).abs().amax(dim=1) >= self.options.settled
@@ -203,7 +219,7 @@ class CAPrompt(Method):
             if not len(active):
                 break
             weights[active] = proposed
-            logits[active] = self.logits_under(images[active], proposed)
+            logits[active] = self.logits_under(stem.only(active), proposed)
             passes[active] += 1
         return Answer(logits, weights, passes)
 
