@@ -7,8 +7,9 @@ from helpers import TINY, same_tensors, tiny_vit
 from caprompt.events import EpochEnded, Event, StepTaken
 from caprompt.methods import build
 from caprompt.methods.base import Batches, Method
+from caprompt.optimizing import state_of, trainable
 from caprompt.options import Options
-from caprompt.training import fit, load_optimizer, make_optimizer, optimizer_state, rate_factor, trainable
+from caprompt.training import fit, rate_factor
 
 
 def method(**options: object) -> Method:
@@ -48,7 +49,7 @@ def test_continuing_after_an_epoch_gives_the_same_bits() -> None:
 
     def stop(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
         if ended.epoch == 1:
-            moments = {name: tensor.clone() for name, tensor in optimizer_state(optimizer).items()}
+            moments = {name: tensor.clone() for name, tensor in state_of(optimizer).items()}
             kept.update(state={name: tensor.clone() for name, tensor in stopped.state().items()}, moments=moments)
             raise StopError
 
@@ -67,15 +68,6 @@ def test_without_the_moments_the_bits_would_differ() -> None:
     fit(other, lambda epoch: batches(epoch) if epoch < 2 else iter(()), start=0)
     fit(other, batches, start=2)
     assert not same_tensors(other.state(), straight.state())
-
-
-def test_head_rate_scales_the_heads_rate_only() -> None:
-    groups = make_optimizer(method(learning_rate=0.01, head_rate=0.1)).param_groups
-    assert [group["base"] for group in groups] == pytest.approx([0.01, 0.001])
-    still = method(head_rate=0.0)
-    before = still.head.weight.detach().clone()
-    fit(still, batches)
-    assert torch.equal(still.head.weight, before)
 
 
 def test_clipping_bounds_the_gradient() -> None:
@@ -97,15 +89,3 @@ def test_schedules_start_full_and_never_rise(schedule: str) -> None:
     assert factors[0] == 1
     assert factors == sorted(factors, reverse=True)
     assert (factors[-1] < 1) == (schedule != "constant")
-
-
-def test_moments_survive_a_round_trip() -> None:
-    made = method()
-    fit(made, batches, save=lambda ended, optimizer: None)
-    one = make_optimizer(made)
-    for parameter in trainable(made):
-        parameter.grad = torch.ones_like(parameter)
-    one.step()
-    two = make_optimizer(made)
-    load_optimizer(two, optimizer_state(one))
-    assert same_tensors(optimizer_state(one), optimizer_state(two))

@@ -80,8 +80,9 @@ class Statistics(nn.Module):
         return lambda each, generator: self.mean.unsqueeze(1).expand(-1, each, -1)
 
     def noise(self, each: int, width: int, generator: torch.Generator) -> Tensor:
-        """Standard normal numbers (C, each, width), drawn on the CPU so that they are the same on every device."""
-        return torch.randn(len(self.mean), each, width, generator=generator).to(self.mean)
+        """Standard normal numbers (C, each, width), drawn where the statistics are."""
+        shape = (len(self.mean), each, width)
+        return torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
 
     def shrinkage(self, variance: Tensor) -> tuple[Tensor, Tensor]:
         """The factor (C,) that a class's own spread keeps, and the variance (C, D) that is added to it."""
@@ -221,7 +222,7 @@ class MultiCentroid(Statistics):
         rows = torch.arange(len(self.mean), device=self.mean.device).unsqueeze(1)
 
         def draw(each: int, generator: torch.Generator) -> Tensor:
-            picks = torch.multinomial(self.share.cpu(), each, replacement=True, generator=generator).to(rows.device)  # (C, each)
+            picks = torch.multinomial(self.share, each, replacement=True, generator=generator)  # (C, each)
             return self.centroid[rows, picks] + self.noise(each, self.width, generator) * deviation[rows, picks]
 
         return draw

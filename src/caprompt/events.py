@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,11 @@ class EpochEnded:
     losses: Mapping[str, float]
     images: int
     seconds: float
+
+    def figures(self) -> dict[str, Any]:
+        """What a model's history keeps of it."""
+        losses = {name: round(value, 6) for name, value in self.losses.items()}
+        return {"epoch": self.epoch, "losses": losses, "images": self.images, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from caprompt.data.loader import batches
+from caprompt.data.bank import PixelBank
+from caprompt.data.loader import banked_batches, batches, streamed_batches
 from caprompt.data.sources import Samples
 from caprompt.data.store import ImageStore
-from caprompt.data.transforms import EvalTransform, TrainTransform
+from caprompt.data.transforms import Colour, EvalTransform, TrainTransform
 from caprompt.methods.base import Batches
 from caprompt.options import Options
 from caprompt.seeds import derive
@@ -17,7 +18,6 @@ from caprompt.weights import Backbone
 
 __all__ = ["Feeder"]
 
-Colour = tuple[float, float, float]
 UNCHANGED: tuple[Colour, Colour] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 CIFAR100: tuple[Colour, Colour] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
@@ -25,11 +25,17 @@ DECODE_FACTOR = 4  # photos are kept at most this many times as large as the net
 
 
 class Feeder:
-    """Makes batches for one backbone. It lives for one call; the decoded pictures it keeps are gone with it."""
+    """Makes batches for one backbone. It lives for one call; the decoded pictures it keeps are gone with it.
 
-    def __init__(self, backbone: Backbone, device: torch.device, budget_bytes: int = 2 * 1024**3) -> None:
+    On a GPU pictures are cropped, resized and coloured there, many at once (`batched`); else by Pillow in threads.
+    """
+
+    def __init__(
+        self, backbone: Backbone, device: torch.device, budget_bytes: int = 2 * 1024**3, batched: bool | None = None
+    ) -> None:
         self.backbone = backbone
         self.device = device
+        self.batched = device.type != "cpu" if batched is None else batched
         self.store = ImageStore(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
 
     def mean_and_std(self, options: Options) -> tuple[Colour, Colour]:
@@ -41,8 +47,9 @@ class Feeder:
         """Every picture once, in order, as at the test."""
         size = self.backbone.config.image_size
         transform = EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
-        for images, labels in batches(samples, targets, transform, self.store, batch_size, seed=None, shuffle=False):
-            yield images.to(self.device), labels.to(self.device)
+        if self.batched:
+            return streamed_batches(samples, targets, transform, self.store, batch_size, device=self.device)
+        return batches(samples, targets, transform, self.store, batch_size, seed=None, shuffle=False)
 
     def augmented(self, samples: Samples, targets: Sequence[int], options: Options, seed: int) -> Callable[[int], Batches]:
         """A function from the epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
@@ -54,8 +61,12 @@ class Feeder:
             brightness=options.brightness,
         )
 
+        bank = PixelBank(map(self.store.get, samples.pictures), self.device) if self.batched else None
+
         def epoch_batches(epoch: int) -> Batches:
             chance = [derive(seed, "epoch", epoch)]
+            if bank is not None:
+                return banked_batches(bank, targets, transform, options.batch_size, seed=chance)
             return batches(samples, targets, transform, self.store, options.batch_size, seed=chance, shuffle=True)
 
         return epoch_batches

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caprompt import checkpoint, methods, options, training
+from caprompt import checkpoint, methods, optimizing, options, training
+from caprompt.answering import KnownWays, batch_for
 from caprompt.answers import Evaluation, Prediction, evaluation, predictions
 from caprompt.data.images import Picture
 from caprompt.data.sources import Samples, Source, read, verified
@@ -62,6 +63,7 @@ class ContinualClassifier:
         self.history: list[dict[str, Any]] = []
         self.calls = 0
         self.images_seen: dict[str, int] = {}
+        self._asked = KnownWays()
         self.vit = self.backbone.build().to(self.device)
         self.method = methods.build(method, self.vit, settings).to(self.device)
         self._hold_backbone()
@@ -123,6 +125,7 @@ class ContinualClassifier:
 
     def _learn(self, samples: Samples, feeder: Feeder, home: Path | None, resume: bool, listen: Listener) -> None:
         began = time.perf_counter()
+        self._asked.clear()  # what was recorded is of the model as it was
         digest = samples.digest() if home is not None else ""
         position = self._resume(home, digest) if resume else None
         new = tuple(name for name in samples.classes if name not in set(self.classes))
@@ -140,10 +143,10 @@ class ContinualClassifier:
                 self.method.prepare(self._plain(trained, feeder), self._generator("prepare"))
 
             def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
-                self._record(ended)
+                self.history.append({"call": self.calls, **ended.figures()})
                 if home is not None:
                     progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
-                    self._write(home / IN_PROGRESS, progress, training.optimizer_state(optimizer))
+                    self._write(home / IN_PROGRESS, progress, optimizing.state_of(optimizer))
 
             moments = tensors_under(position.tensors, "optimizer.") if position else None
             seed = derive(self.seed, "call", self.calls)
@@ -164,18 +167,6 @@ class ContinualClassifier:
     def _generator(self, purpose: str) -> torch.Generator:
         return generator(self.seed, "call", self.calls, purpose)
 
-    def _record(self, ended: EpochEnded) -> None:
-        losses = {name: round(value, 6) for name, value in ended.losses.items()}
-        self.history.append(
-            {
-                "call": self.calls,
-                "epoch": ended.epoch,
-                "losses": losses,
-                "images": ended.images,
-                "seconds": round(ended.seconds, 3),
-            }
-        )
-
     @contextmanager
     def _unchanged_on_failure(self) -> Iterator[None]:
         before = {name: tensor.clone() for name, tensor in self.method.state().items()}
@@ -189,6 +180,7 @@ class ContinualClassifier:
             raise
 
     def _rebuild(self, task_sizes: Sequence[int], state: Mapping[str, Tensor]) -> None:
+        self._asked.clear()
         fresh = type(self.method)(self.vit, self.method.options).to(self.device)
         fresh.restore(task_sizes, state)
         self.method = fresh
@@ -200,7 +192,7 @@ class ContinualClassifier:
         return self.predict([picture], top=top, **settings)[0]
 
     def predict(
-        self, pictures: Sequence[Picture | str], *, top: int = 5, batch_size: int = 64, **settings: Any
+        self, pictures: Sequence[Picture | str], *, top: int = 5, batch_size: int | None = None, **settings: Any
     ) -> list[Prediction]:
         """The answer for each image; company in a batch changes nothing. `settings` are options such as cycles="auto"."""
         self.require_classes()
@@ -209,22 +201,24 @@ class ContinualClassifier:
         paths = tuple(Path(picture) if isinstance(picture, str) else picture for picture in pictures)
         samples = Samples(paths, ("unlabelled",) * len(paths))
         feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
+        size = batch_for(len(paths), batch_size, self.device)
         with self._set(settings):
-            answers = [
-                self.method.answer(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, batch_size)
-            ]
+            ask = self._asked.answering(self.method, size)
+            answers = [ask(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, size)]
         return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
 
     def evaluate(
-        self, source: Source, *, batch_size: int = 64, skip_bad: bool = False, give_task: bool = False, **settings: Any
+        self, source: Source, *, batch_size: int | None = None, skip_bad: bool = False, give_task: bool = False, **settings: Any
     ) -> Evaluation:
         """Accuracy on labelled images. `give_task` tells the method each image's true task (for the paper's appendix)."""
         feeder = Feeder(self.backbone, self.device)
         samples, targets = self.labelled(source, feeder, skip_bad)
+        size = batch_for(len(samples), batch_size, self.device)
         with self._set(settings):
+            ask = self._asked.answering(self.method, size)
             answers = [
-                self.method.answer(images, self.method.task_of_class[labels] if give_task else None)
-                for images, labels in feeder.plain(samples, targets, self.method.options, batch_size)
+                self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images)
+                for images, labels in feeder.plain(samples, targets, self.method.options, size)
             ]
         task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
         return evaluation(answers, torch.tensor(targets), task_sums, self.tasks, samples.skipped)
@@ -262,6 +256,7 @@ class ContinualClassifier:
         """Hold the frozen backbone in the numbers that the options name; other numbers are read anew from its file."""
         wanted = find_precision(self.method.options.precision, self.device)
         if wanted != self.vit.cls_token.dtype:
+            self._asked.clear()
             self.vit.to(wanted).load_weights(self.backbone.weights)
 
     def require_classes(self) -> None:

@@ -11,10 +11,13 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from caprompt import optimizing
 from caprompt.class_statistics import Covariance, LowRank, MultiCentroid, Statistics, Variance
 from caprompt.options import Options
+from caprompt.recording import recorded
+from caprompt.seeds import generator_on
 
 __all__ = ["ReplayOptions", "align", "build"]
 
@@ -46,16 +49,21 @@ def align(head: nn.Module, statistics: Statistics, options: ReplayOptions, old_c
 
     Each epoch draws `align_draws` batches of features a class and takes as many steps of that size as there are old classes.
     """
-    each = options.align_draws * options.batch_size
-    optimizer = torch.optim.SGD(head.parameters(), lr=options.align_rate, momentum=0.9)
-    labels = torch.arange(len(statistics.mean), device=statistics.mean.device).repeat_interleave(each)  # (C * each,)
+    each, device = options.align_draws * options.batch_size, statistics.mean.device
+    chance = generator_on(device, generator)
+    optimizer = optimizing.build("sgd", [(list(head.parameters()), options.align_rate)])
+    labels = torch.arange(len(statistics.mean), device=device).repeat_interleave(each)  # (C * each,)
     draw = statistics.sampler()
-    for epoch in range(options.align_epochs):
-        optimizer.param_groups[0]["lr"] = options.align_rate * (1 + math.cos(math.pi * epoch / options.align_epochs)) / 2
-        features = draw(each, generator).flatten(0, 1)  # (C * each, D)
-        order = torch.randperm(len(labels), generator=generator).to(labels.device)
+
+    def steps(features: Tensor, order: Tensor) -> None:
         for step in order.split(each)[:old_classes]:
             loss = F.cross_entropy(head(features[step]), labels[step])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+    epoch_of_steps = recorded(steps, device)
+    for epoch in range(options.align_epochs):
+        optimizing.set_rates(optimizer, (1 + math.cos(math.pi * epoch / options.align_epochs)) / 2)
+        features = draw(each, chance).flatten(0, 1)  # (C * each, D)
+        epoch_of_steps(features, torch.randperm(len(labels), generator=chance, device=device))

@@ -10,7 +10,7 @@ import hashlib
 
 import torch
 
-__all__ = ["derive", "generator"]
+__all__ = ["derive", "generator", "generator_on"]
 
 
 def derive(seed: int, *name: str | int) -> int:
@@ -26,3 +26,10 @@ def derive(seed: int, *name: str | int) -> int:
 def generator(seed: int, *name: str | int) -> torch.Generator:
     """A fresh CPU generator for one named use of chance."""
     return torch.Generator().manual_seed(derive(seed, *name))
+
+
+def generator_on(device: torch.device, chance: torch.Generator) -> torch.Generator:
+    """A generator on a device that goes on where a CPU generator stands; on the CPU the generator itself."""
+    if device.type == "cpu":
+        return chance
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=chance)))

@@ -18,7 +18,7 @@ from caprompt import ContinualClassifier
 from caprompt.data import Samples, read
 from caprompt.events import Event, StepTaken
 from caprompt.feeding import Feeder
-from caprompt.training import trainable
+from caprompt.optimizing import trainable
 
 Make = Callable[..., ContinualClassifier]
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.loader import batches
+from caprompt.data.bank import PixelBank
+from caprompt.data.loader import banked_batches, batches, streamed_batches
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read
 from caprompt.data.store import ImageStore
-from caprompt.data.transforms import EvalTransform, TrainTransform
+from caprompt.data.transforms import EvalTransform, TrainTransform, render
 from caprompt.errors import DataError
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -37,7 +38,8 @@ def test_batches_in_order(samples: Samples) -> None:
     assert found[0][0].dtype == torch.float32
     assert found[0][1].dtype == torch.int64
     assert torch.cat([targets for _, targets in found]).tolist() == list(range(12))
-    np.testing.assert_array_equal(found[2][0][1].numpy(), EVAL(store.get(samples.pictures[11])))
+    last = store.get(samples.pictures[11])
+    np.testing.assert_array_equal(found[2][0][1].numpy(), render(last, EVAL.view(*last.shape[1::-1]), EVAL))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 5])
@@ -89,6 +91,26 @@ def test_errors_of_a_picture_come_out(samples: Samples, photos: Path) -> None:
     (photos / "class2" / "3.png").unlink()
     with pytest.raises(DataError, match=r"3\.png"):
         gathered(samples)
+
+
+def test_every_path_gives_the_same_batches(samples: Samples) -> None:
+    """Pillow one by one, or batched operations from a bank or a stream: the same order, targets and views."""
+    store, cpu = ImageStore(), torch.device("cpu")
+    targets = range(12)
+    pairs = [
+        (
+            batches(samples, targets, TRAIN, store, 5, seed=[4], shuffle=True),
+            banked_batches(PixelBank(map(store.get, samples.pictures), cpu), targets, TRAIN, 5, seed=[4]),
+        ),
+        (
+            batches(samples, targets, EVAL, store, 5, seed=None, shuffle=False),
+            streamed_batches(samples, targets, EVAL, store, 5, device=cpu),
+        ),
+    ]
+    for pillow, batched in pairs:
+        for (images, labels), (images_again, labels_again) in zip(pillow, batched, strict=True):
+            assert torch.equal(labels, labels_again)
+            assert (images - images_again).abs().max() < 0.05  # a few of 255 levels: noise is harder than a photograph
 
 
 def test_no_samples_no_batches() -> None:

@@ -1,5 +1,8 @@
 """From pixels to what the network sees: the paper's augmentation for training, a centre crop for the rest.
 
+A transform first decides on a `View` of a picture, then renders it: here with Pillow, one picture at a time; `batched.py` renders
+many at once on a GPU.
+
 Bit-equal to torchvision's transforms on Pillow images, given the same random draws. That holds for a crop followed by
 a resize; Pillow's `resize(box=...)` looks at pixels outside the box and differs.
 """
@@ -17,17 +20,43 @@ from PIL import Image, ImageEnhance
 from caprompt.data.images import Pixels
 from caprompt.errors import OptionError
 
-__all__ = ["EvalTransform", "TrainTransform", "Transform", "crop_box"]
+__all__ = ["Colour", "EvalTransform", "TrainTransform", "Transform", "View", "crop_box", "render"]
 
 Colour: TypeAlias = tuple[float, float, float]
 Box: TypeAlias = tuple[int, int, int, int]
 
 
-class Transform(Protocol):
-    """Pixels (H, W, 3) and a source of randomness -> the network's input (3, S, S)."""
+@dataclass(frozen=True)
+class View:
+    """What is to be seen of a picture: a box of it is resized, a square of the result is cut out, mirrored, brightened."""
 
-    def __call__(self, image: Pixels, rng: np.random.Generator, /) -> NDArray[np.float32]:
-        """One picture, transformed."""
+    box: Box
+    resized: tuple[int, int]  # the box's new width and height
+    corner: tuple[int, int]  # left and top of the square in the resized box
+    flip: bool = False
+    brightness: float = 1.0
+
+
+class Transform(Protocol):
+    """A recipe from pixels (H, W, 3) to the network's input (3, S, S)."""
+
+    @property
+    def size(self) -> int:
+        """The side S of what comes out."""
+        ...
+
+    @property
+    def mean(self) -> Colour:
+        """What is subtracted from each channel, of values in 0..1."""
+        ...
+
+    @property
+    def std(self) -> Colour:
+        """What each channel is divided by."""
+        ...
+
+    def view(self, width: int, height: int, rng: np.random.Generator, /) -> View:
+        """Decide what to see of a picture of this size."""
         ...
 
 
@@ -47,18 +76,12 @@ class TrainTransform:
     flip: float = 0.5
     brightness: float = 0.0
 
-    def __call__(self, image: Pixels, rng: np.random.Generator) -> NDArray[np.float32]:
-        """One picture (H, W, 3), differently at every state of `rng`."""
-        height, width, _ = image.shape
-        left, top, right, bottom = crop_box(width, height, self.crop_scale, self.crop_ratio, rng)
-        part = Image.fromarray(image[top:bottom, left:right])
-        part = part.resize((self.size, self.size), Image.Resampling.BICUBIC)
-        if rng.random() < self.flip:
-            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if self.brightness:
-            factor = rng.uniform(max(0.0, 1 - self.brightness), 1 + self.brightness)
-            part = ImageEnhance.Brightness(part).enhance(factor)
-        return _normalised(part, self.mean, self.std)
+    def view(self, width: int, height: int, rng: np.random.Generator) -> View:
+        """A different view at every state of `rng`."""
+        box = crop_box(width, height, self.crop_scale, self.crop_ratio, rng)
+        flip = rng.random() < self.flip
+        brightness = rng.uniform(max(0.0, 1 - self.brightness), 1 + self.brightness) if self.brightness else 1.0
+        return View(box, (self.size, self.size), (0, 0), flip, brightness)
 
 
 @dataclass(frozen=True)
@@ -74,15 +97,27 @@ class EvalTransform:
         if self.resize is not None and self.resize < self.size:
             raise OptionError(f"resize={self.resize} leaves too little for a crop of {self.size}; give at least that")
 
-    def __call__(self, image: Pixels, rng: np.random.Generator | None = None) -> NDArray[np.float32]:
-        """One picture (H, W, 3), always the same; `rng` is not used."""
-        height, width, _ = image.shape
+    def view(self, width: int, height: int, rng: np.random.Generator | None = None) -> View:
+        """Always the same view; `rng` is not used."""
         short = self.resize or round(self.size * 256 / 224)
         long = int(short * max(height, width) / min(height, width))
-        width, height = (short, long) if width <= height else (long, short)
-        whole = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        return _normalised(whole.crop((left, top, left + self.size, top + self.size)), self.mean, self.std)
+        resized = (short, long) if width <= height else (long, short)
+        corner = round((resized[0] - self.size) / 2), round((resized[1] - self.size) / 2)
+        return View((0, 0, width, height), resized, corner)
+
+
+def render(image: Pixels, view: View, recipe: Transform) -> NDArray[np.float32]:
+    """A view of one picture (H, W, 3), normalised: (3, S, S)."""
+    left, top, right, bottom = view.box
+    part = Image.fromarray(image[top:bottom, left:right]).resize(view.resized, Image.Resampling.BICUBIC)
+    x, y = view.corner
+    if (x, y, *view.resized) != (0, 0, recipe.size, recipe.size):
+        part = part.crop((x, y, x + recipe.size, y + recipe.size))
+    if view.flip:
+        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if view.brightness != 1:
+        part = ImageEnhance.Brightness(part).enhance(view.brightness)
+    return _normalised(part, recipe.mean, recipe.std)
 
 
 def crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator) -> Box:

@@ -70,6 +70,8 @@ class Method(nn.Module, ABC):
     options_class: ClassVar[type[Options]] = Options
     #: Do images of classes learned earlier go through the training loop too, or only to `consolidate`?
     trains_on_known: ClassVar[bool] = False
+    #: Is every step of a task the same kernels on the same tensors, so that a GPU may record one and replay it?
+    replayable: ClassVar[bool] = True
 
     options: Options
 
@@ -79,6 +81,9 @@ class Method(nn.Module, ABC):
         self.options = options
         self.head = GrowingHead(vit.config.width)
         self.task_sizes: list[int] = []
+        self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
+
+    task_of_class: Tensor  # the task that each class came with: (C,)
 
     @property
     def epochs(self) -> int:
@@ -96,12 +101,13 @@ class Method(nn.Module, ABC):
         return self.classes - self.task_sizes[-1]
 
     @property
-    def task_of_class(self) -> Tensor:
-        """The task that each class came with: (C,)."""
-        return torch.repeat_interleave(torch.tensor(self.task_sizes, dtype=torch.long)).to(self.head.weight.device)
+    def answers_alike(self) -> bool:
+        """Does `answer` do the same work for every batch, so that a GPU may record and replay it?"""
+        return self.replayable
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """Make room for new classes. Children that extend it call it first."""
+        self.task_of_class = torch.cat([self.task_of_class, self.task_of_class.new_full((classes,), len(self.task_sizes))])
         self.task_sizes.append(classes)
         self.head.grow(classes, generator)
 

@@ -204,6 +204,11 @@ class CAPrompt(Method):
             logits = self.logits_under(stem, weights)
         return Answer(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
 
+    @property
+    def answers_alike(self) -> bool:
+        """Not where each image takes as many passes as it needs."""
+        return self.options.cycles != "auto"
+
     def answer_until_settled(self, stem: Stem) -> Answer:
         """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
         logits = self.first_logits(stem)

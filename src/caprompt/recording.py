@@ -1,0 +1,68 @@
+"""Recorded functions: on a GPU, work that is the same every time is recorded once as a graph of kernels and then replayed.
+
+A step of a small batch is a thousand small kernels; launched one by one, the GPU waits for the host most of the time.
+
+    step = recorded(step, device)       # on a CPU the function itself
+    losses = step(images, labels)       # plain at first, then recorded, then replayed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["Recorded", "recorded"]
+
+Result = TypeVar("Result")
+
+ORDINARY_CALLS = 3  # before recording: they make what lives on (an optimiser's moments) and let libraries choose their kernels
+
+
+class Recorded(Generic[Result]):
+    """A function of tensors that, after a few calls, is replayed; inputs of other shapes than those recorded are computed plainly.
+
+    What it returns is overwritten by the next call. The function must not wait for the GPU, and what it changes must stay in place.
+    """
+
+    def __init__(self, function: Callable[..., Result]) -> None:
+        self.function = function
+        self.calls = 0
+        self.inputs: tuple[Tensor, ...] = ()
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Tensor) -> Result:
+        if self.graph is None:
+            self.calls += 1
+            if self.calls <= ORDINARY_CALLS:
+                return self.aside(*inputs)
+            self.record(*inputs)
+        if [given.shape for given in inputs] != [own.shape for own in self.inputs] or self.graph is None:
+            return self.function(*inputs)
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.graph.replay()
+        return self.result
+
+    def aside(self, *inputs: Tensor) -> Result:
+        """A plain call on a stream of its own, which is what recording asks of the calls before it."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            result = self.function(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        return result
+
+    def record(self, *inputs: Tensor) -> None:
+        """Record a call with inputs of these shapes. Recording computes nothing."""
+        self.inputs = tuple(given.clone() for given in inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = self.function(*self.inputs)
+
+
+def recorded(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
+    """The function, recorded where that is possible."""
+    return Recorded(function) if device.type == "cuda" else function
