@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from caprompt.experiment import PROTOCOL, Results, RunConfig, environment, run
+from caprompt.experiment import Results, RunConfig, environment, run
 from caprompt.plots import accuracy_curve
+from caprompt.protocols import single
 
 HERE = Path(__file__).parent
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,16 +57,17 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "digits.png")
     args = parser.parse_args()
 
-    matrices, table = {}, {}
+    matrices, table, protocols = {}, {}, []
     for name, (method, options) in ROWS.items():
         runs = [measure(method, options, seed) for seed in range(args.seeds)]
+        protocols += [results.protocol for results, _ in runs]
         matrices[name] = [results.matrix for results, _ in runs]
         figures = [{**results.summary(), "seconds": seconds} for results, seconds in runs]
         table[name] = [{key: round(value, 2) for key, value in figure.items()} for figure in figures]
     accuracy_curve(matrices, args.picture, title=f"digits, 5 tasks of 2 classes, mean and range of {args.seeds} seeds")
     document = {
         "date": date.today().isoformat(),
-        "protocol": PROTOCOL,
+        "protocol": single(protocols),
         "data": "scikit-learn digits, 10 classes in 5 tasks",
         "backbone": RunConfig().backbone,
         "environment": environment(torch.device("cpu")),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
+from caprompt.cli import main
 from caprompt.vit import ViT, ViTConfig
 
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 TINY = ViTConfig(image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_width=64)
 COLOURS = {
     "red": (220, 30, 30),
@@ -70,9 +75,38 @@ def squares(colours: Sequence[str], each: int = 5, start: int = 0) -> tuple[list
     return images, [colour for colour in colours for _ in range(each)]
 
 
+def faint(classes: Sequence[int], each: int, seed: int) -> tuple[list[NDArray[np.uint8]], list[str]]:
+    """(images, labels), shuffled, of coarse patterns that hardly show in noise: an image alone does not tell its task."""
+    noise = np.random.default_rng(seed)
+    images: list[NDArray[np.uint8]] = []
+    for number in classes:
+        pattern = np.random.default_rng(1000 + number).normal(0, 20, (4, 4, 3)).repeat(4, axis=0).repeat(4, axis=1)
+        images += [np.clip(128 + pattern + noise.normal(0, 40, pattern.shape), 0, 255).astype(np.uint8) for _ in range(each)]
+    labels, order = [f"c{number}" for number in classes for _ in range(each)], noise.permutation(len(images))
+    return [images[i] for i in order], [labels[i] for i in order]
+
+
+#: A model of `faint` pictures trained like this shows the released programs' leak.
+LEAKY = {
+    "protocol": "released",
+    "init": "uniform",
+    "cycles": 8,
+    "epochs": 12,
+    "batch_size": 16,
+    "length": 8,
+    "learning_rate": 0.3,
+    "align_epochs": 20,
+}
+
+
 def write_squares(folder: Path, colours: Sequence[str], each: int = 5, start: int = 0) -> Path:
-    """The same as a folder per class of PNG files."""
-    for image, label in zip(*squares(colours, each, start), strict=True):
+    """Squares as a folder per class of PNG files."""
+    return write_pictures(folder, *squares(colours, each, start), start)
+
+
+def write_pictures(folder: Path, images: Sequence[NDArray[np.uint8]], labels: Sequence[str], start: int = 0) -> Path:
+    """A folder per class of PNG files, numbered from `start`."""
+    for image, label in zip(images, labels, strict=True):
         place = folder / label
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(place / f"{start + len(list(place.iterdir())):03d}.png")
@@ -85,6 +119,40 @@ def caprompt(*arguments: object, cwd: Path | None = None) -> subprocess.Complete
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
 
 
+def caprompt_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same within this process, which saves the seconds that importing torch takes."""
+    words, before = [str(argument) for argument in arguments], Path.cwd()
+    stdout, stderr = io.StringIO(), io.StringIO()
+    status: object = None
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(stdout), redirect_stderr(stderr):
+            main(words)
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        os.chdir(before)
+    assert isinstance(status, int)
+    return subprocess.CompletedProcess(words, status, stdout.getvalue(), stderr.getvalue())
+
+
 def same_tensors(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Equal names, and every tensor equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder and what is in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def assert_refused(place: Path, words: Sequence[object], sentence: str, command: Command = caprompt) -> None:
+    """Exit 2, one sentence on stderr that says this, no traceback, and not a byte changed on disk."""
+    before = tree(place)
+    done = command(*words, cwd=place)
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("caprompt: ")
+    assert sentence in lines[0]
+    assert tree(place) == before

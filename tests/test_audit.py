@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import QUICK, squares
+from helpers import LEAKY, QUICK, faint, squares
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.audit import arrangements, audit
@@ -45,6 +45,24 @@ def test_a_model_that_looks_at_the_neighbours_is_caught(model: ContinualClassifi
     found = audit(model, squares(COLOURS, start=90))
     assert not found.clean
     assert any(arrangement.changed for arrangement in found.arrangements[1:])
+
+
+@pytest.mark.slow
+def test_the_leak_of_the_released_programs_is_found(backbone: Path) -> None:
+    """Trained and tested as they do, images of one task help each other; shuffled among other tasks' they do not."""
+    made = ContinualClassifier(backbone=backbone, **LEAKY)  # type: ignore[arg-type]
+    for task in range(5):
+        made.learn(faint([2 * task, 2 * task + 1], each=48, seed=task))
+    test = faint(range(10), each=32, seed=90)
+    found = audit(made, test)
+    by_name = {arrangement.name.partition(",")[0]: arrangement for arrangement in found.arrangements}
+    assert not found.clean
+    assert by_name["sorted by task"].changed > 30
+    assert by_name["sorted by task"].accuracy > by_name["shuffled"].accuracy + 5
+    assert found.protocol.startswith("released")
+    evaluated = made.evaluate(test)
+    assert evaluated.protocol == found.protocol
+    assert evaluated.accuracy == by_name["sorted by task"].accuracy, "64 images a task are one batch in either"
 
 
 def test_every_arrangement_shows_every_image_once() -> None:

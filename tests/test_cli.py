@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers import caprompt, square, write_backbone, write_squares
+from helpers import assert_refused, caprompt, square, write_backbone, write_squares
 from PIL import Image
 
 pytestmark = pytest.mark.slow
@@ -32,22 +32,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = caprompt("learn", "pets", "week1", "--backbone", "tiny.safetensors", *QUICK, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def assert_refused(place: Path, words: list[object], sentence: str) -> None:
-    """Exit 2, one sentence on stderr that says this, no traceback, and not a byte changed on disk."""
-    before = tree(place)
-    done = caprompt(*words, cwd=place)
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("caprompt: ")
-    assert sentence in lines[0]
-    assert tree(place) == before
 
 
 def test_unequal_tasks_and_more_of_an_old_class_on_plain_folders(tmp_path: Path) -> None:

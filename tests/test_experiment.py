@@ -43,6 +43,8 @@ def test_the_plan_says_what_the_run_was(config: RunConfig, tmp_path: Path) -> No
     assert plan["options"]["epochs"] == 2
     assert {"caprompt", "torch", "python", "device"} <= plan["environment"].keys()
     assert plan["protocol"].startswith("honest")
+    assert plan["test_images_in_training"] == 0
+    assert plan["warnings"] == []
 
 
 def test_order_follows_the_seed_and_natural_order_the_names(config: RunConfig, tmp_path: Path) -> None:
@@ -121,6 +123,15 @@ def test_giving_the_task_away_is_marked(config: RunConfig, tmp_path: Path) -> No
     assert results.rows[-1].mean_passes == 1
     for name in ("run.json", "results.json"):
         assert json.loads((tmp_path / "run" / name).read_text())["protocol"].startswith("oracle")
+
+
+def test_the_curve_of_a_leaking_run_has_a_title(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = []
+    monkeypatch.setattr("caprompt.plots.accuracy_curve", lambda runs, path, title: titles.append(title))
+    run(config, tmp_path / "honest")
+    run(config.model_copy(update={"options": {**QUICK, "protocol": "released"}}), tmp_path / "released")
+    assert titles[0] == ""
+    assert "RELEASED" in titles[1]
 
 
 def test_what_a_kill_left_of_the_first_write_is_no_obstacle(config: RunConfig, tmp_path: Path) -> None:

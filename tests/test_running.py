@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -61,3 +62,40 @@ def test_a_preset_gives_way_to_what_is_typed(tmp_path: Path, backbone: Path, mon
     assert plan["options"]["init"] == "uniform"
     assert plan["options"]["normalise"] == "none"
     assert plan["options"]["length"] == QUICK["length"]
+
+
+def test_a_leaking_run_is_marked_wherever_it_is_seen(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_squares(tmp_path / "data", ["red", "blue"])
+    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, "protocol": "released", **QUICK}
+    console = Console(width=200, record=True, file=io.StringIO())
+    (results,) = run_seeds(given, "default", 1, None, False, False, "cpu", console)
+    assert results.folder == Path("runs/data-caprompt-released-tiny-seed0")
+    shown = console.export_text()
+    assert shown.count("(protocol RELEASED: no honest") == 2
+    assert "protocol released: as the authors' program has it" in shown
+    for name in ("run.json", "results.json"):
+        assert json.loads((results.folder / name).read_text())["protocol"].startswith("released:")
+    assert json.loads((results.folder / "model" / "config.json").read_text())["options"]["protocol"] == "released"
+
+
+def test_methods_without_a_leaking_program_are_honest() -> None:
+    assert run_config({"method": "sequential-prompt", "protocol": "honest"}).options == {}
+    with pytest.raises(OptionError, match="sequential-prompt is always honest; the protocol 'released' is there for: caprompt"):
+        run_config({"method": "sequential-prompt", "protocol": "released"})
+    with pytest.raises(OptionError, match="option 'protocol' of caprompt cannot be 'lax'"):
+        run_config({"protocol": "lax"})
+
+
+def test_test_images_among_the_training_images_are_told_of(
+    tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_squares(tmp_path / "data" / "train", ["red", "blue"])
+    write_squares(tmp_path / "data" / "test", ["red", "blue"], start=4)  # the first of them is the last to train on
+    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, **QUICK}
+    (results,) = run_seeds(given, "default", 1, None, False, False, "cpu", Console(quiet=True))
+    plan = json.loads((results.folder / "run.json").read_text())
+    assert plan["test_images_in_training"] == 2
+    assert plan["warnings"] == ["2 of the 10 test images are among the training images too"]
+    assert "warning: 2 of the 10 test images are among the training images too" in capsys.readouterr().err

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from caprompt import tables
+from caprompt import InputError, tables
 from caprompt.answers import Evaluation, Prediction, Score, TaskScore
 from caprompt.experiment import Results, TaskResult
 
@@ -15,9 +16,9 @@ def text(table: object) -> list[list[str]]:
     return [line.split() for line in console.export_text().splitlines() if line.strip()]
 
 
-def results() -> Results:
-    rows = [TaskResult((90.0,), (10,), 100.0, 2.0, 1.0), TaskResult((70.0, 100.0), (10, 30), 95.0, 2.0, 1.0)]
-    return Results(Path("x"), [["a", "b"], ["c"]], rows)
+def results(acc: float = 85.0, **changes: str) -> Results:
+    rows = [TaskResult((90.0,), (10,), 100.0, 2.0, 1.0), TaskResult((2 * acc - 100, 100.0), (10, 30), 95.0, 2.0, 1.0)]
+    return Results(Path("x"), [["a", "b"], ["c"]], rows, **changes)
 
 
 def test_run_table_has_a_line_per_task() -> None:
@@ -27,11 +28,19 @@ def test_run_table_has_a_line_per_task() -> None:
 
 
 def test_seeds_table_adds_mean_and_spread_from_two_on() -> None:
-    summary = results().summary()
-    assert not any("mean" in line for line in text(tables.seeds_table({0: summary})))
-    lines = text(tables.seeds_table({0: summary, 1: {**summary, "ACC": 95.0}}))
+    assert not any("mean" in line for line in text(tables.seeds_table({0: results()})))
+    lines = text(tables.seeds_table({0: results(), 1: results(acc=95.0)}))
     mean = next(line for line in lines if line[0] == "mean")
     assert mean[1:4] == ["90.0", "±", "7.1"]
+
+
+def test_leaking_figures_are_marked_and_never_beside_honest_ones() -> None:
+    leaking = results(protocol="released: it leaks")
+    for table in (tables.run_table, lambda found: tables.seeds_table({0: found})):
+        assert "RELEASED:" in text(table(leaking))[0]
+        assert "RELEASED:" not in text(table(results()))[0]
+    with pytest.raises(InputError, match=r"different protocols \(honest, released\)"):
+        tables.seeds_table({0: results(), 1: leaking})
 
 
 def test_summary_figures() -> None:

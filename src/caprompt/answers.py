@@ -11,6 +11,7 @@ from torch import Tensor
 
 from caprompt import metrics
 from caprompt.methods.base import Answer
+from caprompt.protocols import HONEST
 
 __all__ = ["Evaluation", "Prediction", "Score", "TaskScore", "evaluation", "predictions"]
 
@@ -60,6 +61,7 @@ class Evaluation:
     tasks: tuple[TaskScore, ...]
     per_class: Mapping[str, float]
     skipped: tuple[str, ...] = ()  # a sentence about each image that could not be read
+    protocol: str = HONEST
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -77,7 +79,12 @@ def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Pr
 
 
 def evaluation(
-    answers: Sequence[Answer], true: Tensor, task_sums: Tensor, tasks: Sequence[Sequence[str]], skipped: Sequence[str] = ()
+    answers: Sequence[Answer],
+    true: Tensor,
+    task_sums: Tensor,
+    tasks: Sequence[Sequence[str]],
+    skipped: Sequence[str] = (),
+    protocol: str = HONEST,
 ) -> Evaluation:
     """Score answers against the true classes (N,). `task_sums` (N, T) are the probabilities of each task after the last pass."""
     classes = [name for names in tasks for name in names]
@@ -100,6 +107,7 @@ def evaluation(
         images=len(true),
         mean_passes=float(torch.cat([answer.passes for answer in answers]).double().mean()),
         skipped=tuple(skipped),
+        protocol=protocol,
         tasks=tuple(scores),
         per_class={classes[label]: right(true == label) for label in sorted(set(true.tolist()))},
     )

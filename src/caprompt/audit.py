@@ -20,6 +20,7 @@ from caprompt.data import Samples
 from caprompt.data.sources import Source
 from caprompt.feeding import Feeder
 from caprompt.learner import ContinualClassifier
+from caprompt.protocols import HONEST, protocol
 
 __all__ = ["Arrangement", "Audit", "audit"]
 
@@ -32,7 +33,8 @@ class Arrangement:
     """One way of presenting the images, against one by one."""
 
     name: str
-    accuracy: float  # in percent
+    accuracy: float  # over all images, in percent
+    average_accuracy: float  # mean over tasks (ACC)
     changed: int  # answers that differ beyond rounding
     largest_difference: float  # of any class probability
 
@@ -43,6 +45,8 @@ class Audit:
 
     images: int
     arrangements: tuple[Arrangement, ...]  # the first is one by one
+    protocol: str = HONEST
+    skipped: tuple[str, ...] = ()  # a sentence about each image that could not be read
 
     @property
     def clean(self) -> bool:
@@ -59,12 +63,13 @@ def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad
     feeder = Feeder(model.backbone, model.device)
     samples, targets = model.labelled(source, feeder, skip_bad)
     alone = probabilities(model, feeder, samples, range(len(samples)), batch_size=1)
-    found = [Arrangement("one by one", accuracy(alone, targets), 0, 0.0)]
-    for name, order, size in arrangements(targets, model.method.task_of_class.tolist(), seed):
+    task_of_class = model.method.task_of_class.tolist()
+    found = [Arrangement("one by one", *accuracies(alone, targets, task_of_class), 0, 0.0)]
+    for name, order, size in arrangements(targets, task_of_class, seed):
         together = probabilities(model, feeder, samples, order, size)
         difference = float((together - alone).abs().max())
-        found.append(Arrangement(name, accuracy(together, targets), changed(alone, together), difference))
-    return Audit(len(samples), tuple(found))
+        found.append(Arrangement(name, *accuracies(together, targets, task_of_class), changed(alone, together), difference))
+    return Audit(len(samples), tuple(found), protocol(model.method.options), samples.skipped)
 
 
 def arrangements(targets: Sequence[int], task_of_class: Sequence[int], seed: int) -> Iterator[tuple[str, Sequence[int], int]]:
@@ -86,9 +91,16 @@ def probabilities(model: ContinualClassifier, feeder: Feeder, samples: Samples, 
     return own_order
 
 
-def accuracy(rows: Tensor, targets: Sequence[int]) -> float:
-    """Percent right."""
-    return metrics.percent_right(rows.argmax(dim=1).tolist(), list(targets))
+def accuracies(rows: Tensor, targets: Sequence[int], task_of_class: Sequence[int]) -> tuple[float, float]:
+    """Percent right over all images, and the mean of that over tasks.
+
+    >>> accuracies(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 0, 1], [0, 1])
+    (75.0, 50.0)
+    """
+    answers = list(zip(rows.argmax(dim=1).tolist(), targets, strict=True))
+    by_task = {task: [pair for pair in answers if task_of_class[pair[1]] == task] for task in sorted(set(task_of_class))}
+    each = [metrics.percent_right(*zip(*pairs, strict=True)) for pairs in by_task.values() if pairs]
+    return metrics.percent_right(*zip(*answers, strict=True)), metrics.average_accuracy([each])
 
 
 def changed(alone: Tensor, together: Tensor) -> int:

@@ -10,13 +10,18 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from caprompt import __version__, listings, settings
-from caprompt.console import err, out, tell_skipped
+from caprompt import __version__, auditing, listings, settings
+from caprompt.console import err, out, tell_skipped, tell_warnings
 from caprompt.errors import CapromptError, InputError, StoppedError
+from caprompt.flags import AsJson, Config, Cycles, Device, Set, SkipBad
+from caprompt.protocols import HONEST, warning
+
+if TYPE_CHECKING:
+    from caprompt.learner import ContinualClassifier
 
 __all__ = ["app", "main"]
 
@@ -42,15 +47,8 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
 )
-for listing in (listings.methods, listings.backbones, listings.datasets):
-    app.command(listing)
-
-Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
-Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
-Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
-SkipBad = Annotated[bool, Parameter(help="Go on without images that cannot be read, and list them.")]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for machines.")]
-Cycles = Annotated[str | None, Parameter(help="Passes per image: a number, or auto.")]
+for command in (auditing.audit, listings.methods, listings.backbones, listings.datasets):
+    app.command(command)
 
 
 @app.command
@@ -66,6 +64,7 @@ def run(
     seeds: int = 1,
     validation: float | None = None,
     give_task: bool = False,
+    protocol: Literal["honest", "released"] | None = None,
     out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
     resume: bool = False,
     skip_bad: SkipBad = False,
@@ -104,6 +103,8 @@ def run(
         Hold out this share of the training images and test on them instead.
     give_task
         Tell the method each test image's true task (the paper's appendix table); results are marked as such.
+    protocol
+        honest, or released: with the leak of the authors' program, to compare with published tables; results are marked.
     out_folder
         Where the run is kept; by default a new folder under runs/.
     resume
@@ -117,6 +118,8 @@ def run(
         given["tasks"] = settings.parse_tasks(tasks)
     if give_task:
         given["give_task"] = True
+    if protocol is not None:
+        given["protocol"] = protocol
     try:
         run_seeds(given, preset, seeds, out_folder, resume, skip_bad, device, out)
     except KeyboardInterrupt:
@@ -176,6 +179,7 @@ def learn(
     except KeyboardInterrupt:
         raise StoppedError(after_interrupt(model, calls)) from None
     tell_skipped(samples.skipped)
+    _warn_of(classifier)
     new = classifier.classes[before:]
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
@@ -220,8 +224,9 @@ def predict(
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     named, skipped = name_pictures(classifier, pictures_in(images), top, skip_bad, _cycles(cycles))
     tell_skipped(skipped)
+    mark = _warn_of(classifier)
     if as_json:
-        print(json.dumps([{"image": str(path), **found.as_dict()} for path, found in named], indent=2))
+        print(json.dumps([{"image": str(path), **found.as_dict(), **mark} for path, found in named], indent=2))
     else:
         out.print(prediction_table([str(path) for path, _ in named], [found for _, found in named], top))
 
@@ -262,56 +267,25 @@ def evaluate(
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     found = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, **_cycles(cycles))
     tell_skipped(found.skipped)
+    _warn_of(classifier)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         out.print(evaluation_table(found))
         out.print(f"task identified in {found.task_identification:.1f} %, {found.mean_passes:.2f} passes per image")
-        if give_task:
-            out.print("each image's true task was given away: this is no fair test")
-
-
-@app.command
-def audit(
-    model: Path,
-    source: Path,
-    *,
-    as_json: AsJson = False,
-    skip_bad: SkipBad = False,
-    backbone: str | None = None,
-    device: Device = "auto",
-) -> None:
-    """Check that no image's answer depends on the other images of its batch; exit status 1 if any does.
-
-    Examples:
-
-        caprompt audit pets photos/test
-        caprompt audit pets photos/test --json
-
-    Parameters
-    ----------
-    model
-        The model's folder.
-    source
-        A folder with a sub-folder of images per class, or a CSV of path,label.
-    backbone
-        Where the backbone's file is, if it has moved.
-    """
-    from caprompt.audit import audit as examine
-    from caprompt.learner import ContinualClassifier
-    from caprompt.tables import audit_table
-
-    found = examine(ContinualClassifier.load(model, backbone=backbone, device=device), source, skip_bad=skip_bad)
-    if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
-    else:
-        out.print(audit_table(found))
-    if not found.clean:
-        raise CapromptError("answers of this model depend on the company that an image is in; its figures cannot be trusted")
+        if found.protocol != HONEST:
+            out.print(f"protocol {found.protocol}", soft_wrap=True)
 
 
 def _cycles(text: str | None) -> dict[str, Any]:
     return {} if text is None else {"cycles": settings.parse_value(text)}
+
+
+def _warn_of(model: ContinualClassifier) -> dict[str, str]:
+    """Say so on stderr if a model's answers leak; returns the mark that its JSON gets."""
+    sentence = warning(model.method.options)
+    tell_warnings([sentence] if sentence else [])
+    return {"protocol": "released"} if sentence else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-__all__ = ["err", "out", "tell_skipped"]
+__all__ = ["err", "out", "tell_skipped", "tell_warnings"]
 
 # Names of files and classes are printed as they are: square brackets are no markup, colons no emoji.
 out = Console(markup=False, emoji=False, highlight=False)
@@ -17,3 +17,9 @@ def tell_skipped(sentences: Sequence[str]) -> None:
     """Say what was left out, a line each."""
     for sentence in sentences:
         err.print(f"skipped: {sentence}", style="yellow", soft_wrap=True)
+
+
+def tell_warnings(sentences: Sequence[str]) -> None:
+    """Say what casts doubt on the figures, a line each."""
+    for sentence in sentences:
+        err.print(f"warning: {sentence}", style="bold yellow", soft_wrap=True)

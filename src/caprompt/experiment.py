@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from caprompt import __version__, checkpoint, metrics
+from caprompt import __version__, checkpoint, metrics, protocols, sanity
 from caprompt.data import Dataset, Samples, load_dataset
+from caprompt.data.duplicates import occurring
 from caprompt.data.store import ImageStore
 from caprompt.data.streams import class_order, hold_out, split_tasks
 from caprompt.data.verify import verified
@@ -32,10 +33,7 @@ from caprompt.learner import ContinualClassifier
 from caprompt.methods import find
 from caprompt.weights import DEFAULT_BACKBONE
 
-__all__ = ["PROTOCOL", "Results", "RunConfig", "run"]
-
-GIVEN_TASK = "oracle: each test image's true task is given away; shows what the prompts can do, not what a user would get"
-PROTOCOL = "honest: an image's answer is its own, whatever else is in its batch; no task identity at test; no stored images"
+__all__ = ["Results", "RunConfig", "read_plan", "run"]
 
 
 class RunConfig(BaseModel):
@@ -76,7 +74,7 @@ class Results:
     folder: Path
     tasks: Sequence[Sequence[str]]
     rows: Sequence[TaskResult]
-    protocol: str = PROTOCOL
+    protocol: str = protocols.HONEST
 
     @property
     def matrix(self) -> list[tuple[float, ...]]:
@@ -155,7 +153,8 @@ def run(
         results.save()
     from caprompt.plots import accuracy_curve
 
-    accuracy_curve({config.method: [results.matrix]}, folder / "curve.png")
+    title = "" if results.protocol == protocols.HONEST else protocols.in_percent("accuracy after each task", results.protocol)
+    accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
     return results
 
 
@@ -215,9 +214,17 @@ def make_plan(
             "from": "training images" if config.validation else "test images",
         },
         "skipped": [*train.skipped, *test.skipped],
-        "protocol": GIVEN_TASK if config.give_task else PROTOCOL,
+        **concerns(config, model, train, test),
+        "protocol": protocols.protocol(model.method.options, config.give_task),
         "environment": environment(model.device),
     }
+
+
+def concerns(config: RunConfig, model: ContinualClassifier, train: Samples, test: Samples) -> dict[str, Any]:
+    """What a reader of the figures should know of data and backbone; resuming does not depend on it."""
+    repeated = len(occurring(test, train))
+    warnings = [sanity.repeated_images(repeated, len(test)), sanity.labels_seen(model.backbone.name, config.dataset)]
+    return {"test_images_in_training": repeated, "warnings": [warning for warning in warnings if warning]}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

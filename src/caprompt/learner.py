@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caprompt import checkpoint, methods, optimizing, options, training
+from caprompt import checkpoint, methods, optimizing, options, protocols, training
 from caprompt.answering import KnownWays, batch_for
 from caprompt.answers import Evaluation, Prediction, evaluation, predictions
 from caprompt.data.images import Picture
@@ -157,7 +157,13 @@ class ContinualClassifier:
         listen(CallEnded(len(self.classes), time.perf_counter() - began))
 
     def _plain(self, samples: Samples, feeder: Feeder) -> Batches:
-        return feeder.plain(samples, self._targets(samples), self.method.options)
+        return self._shown(samples, feeder, groups=self._targets(samples))
+
+    def _shown(self, samples: Samples, feeder: Feeder, groups: Sequence[int], batch_size: int = 64) -> Batches:
+        """Every image once, un-augmented; `groups` says which of them a released program would show together."""
+        for part, size in protocols.shown_together(self.method.options, groups, batch_size):
+            chosen = samples.select(part)
+            yield from feeder.plain(chosen, self._targets(chosen), self.method.options, size)
 
     def _begin(self, new: Sequence[str]) -> None:
         if new:
@@ -214,14 +220,15 @@ class ContinualClassifier:
         feeder = Feeder(self.backbone, self.device)
         samples, targets = self.labelled(source, feeder, skip_bad)
         size = batch_for(len(samples), batch_size, self.device)
+        tasks, true, answers = self.method.task_of_class[targets], [], []
         with self._set(settings):
             ask = self._asked.answering(self.method, size)
-            answers = [
-                self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images)
-                for images, labels in feeder.plain(samples, targets, self.method.options, size)
-            ]
+            for images, labels in self._shown(samples, feeder, tasks.tolist(), size):
+                answers.append(self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images))
+                true.append(labels)
         task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
-        return evaluation(answers, torch.tensor(targets), task_sums, self.tasks, samples.skipped)
+        protocol = protocols.protocol(self.method.options, give_task)
+        return evaluation(answers, torch.cat(true).cpu(), task_sums, self.tasks, samples.skipped, protocol)
 
     def labelled(self, source: Source, feeder: Feeder, skip_bad: bool) -> tuple[Samples, list[int]]:
         """Images to test with, and the number of each one's class; every class must have been learned."""

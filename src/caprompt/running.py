@@ -11,12 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from caprompt import methods, settings
-from caprompt.console import err, tell_skipped
+from caprompt.console import err, tell_skipped, tell_warnings
 from caprompt.errors import InputError, OptionError
 from caprompt.experiment import Results, RunConfig, read_plan, run
+from caprompt.methods.released import ReleasedOptions
 from caprompt.options import check
 from caprompt.presets import preset
 from caprompt.progress import Display
+from caprompt.protocols import kind, single
 from caprompt.tables import run_table, seeds_table
 
 __all__ = ["run_config", "run_seeds"]
@@ -44,12 +46,15 @@ def run_seeds(
         home = run_folder(seeded, folder, resume, several=seeds > 1)
         with Display(err) as listen:
             found[seed] = run(seeded, home, resume=resume, skip_bad=skip_bad, device=device, listen=listen)
-        tell_skipped(read_plan(home)["skipped"])
+        plan = read_plan(home)
+        tell_skipped(plan["skipped"])
+        tell_warnings(plan.get("warnings", []))
         console.print(run_table(found[seed]))
         console.print(f"saved in {home}", soft_wrap=True)
-    console.print(seeds_table({seed: results.summary() for seed, results in found.items()}))
+    console.print(seeds_table(found))
     console.print(f"{config.method} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
-    console.print(f"protocol {found[config.seed].protocol}", style="dim")
+    protocol = single(results.protocol for results in found.values())
+    console.print(f"protocol {protocol}", style="dim" if kind(protocol) == "honest" else "bold yellow")
     return list(found.values())
 
 
@@ -62,10 +67,21 @@ def preset_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def run_config(given: Mapping[str, Any]) -> RunConfig:
     """The configuration of a run from flat settings: a run's own, and options of its method."""
     method = str(given.get("method", RunConfig.model_fields["method"].default))
+    given = checked_protocol(given, method)
     own = [name for name in RunConfig.model_fields if name != "options"]
     chosen, options = settings.divided(given, own, list(methods.find(method).options_class.model_fields), owner=method)
     check(methods.find(method).options_class, options, owner=method)
     return check(RunConfig, {**chosen, "options": options}, owner="run")
+
+
+def checked_protocol(given: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+    """Settings whose protocol the method has; one without a leaking program is honest in any case."""
+    leaking = [name for name, each in methods.registered().items() if issubclass(each.options_class, ReleasedOptions)]
+    if method in leaking or "protocol" not in given:
+        return given
+    if given["protocol"] != "honest":
+        raise OptionError(f"{method} is always honest; the protocol '{given['protocol']}' is there for: {', '.join(leaking)}")
+    return {name: value for name, value in given.items() if name != "protocol"}
 
 
 def run_folder(config: RunConfig, given: Path | None, resume: bool, several: bool) -> Path:
@@ -95,7 +111,8 @@ def run_folder(config: RunConfig, given: Path | None, resume: bool, several: boo
 def places(config: RunConfig) -> Iterator[Path]:
     """The names that runs like this get, one after another."""
     backbone = Path(config.backbone).name.removesuffix(".safetensors")
-    name = f"{Path(config.dataset).stem}-{config.method}-{backbone}-seed{config.seed}"
+    mark = "-released" if config.options.get("protocol") == "released" else ""
+    name = f"{Path(config.dataset).stem}-{config.method}{mark}-{backbone}-seed{config.seed}"
     yield RUNS / name
     for number in count(2):
         yield RUNS / f"{name}-{number}"

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from caprompt.metrics import forgetting, incremental_accuracies
+from caprompt.protocols import in_percent, single
 
 if TYPE_CHECKING:
     from caprompt.answers import Evaluation, Prediction
@@ -31,7 +32,8 @@ def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 def run_table(results: Results) -> Table:
     """ACC and AF after each task, and the accuracy on every task's classes now."""
-    table = Table(title="after each task, in percent", title_justify="left", box=SIMPLE_HEAD, title_style="bold")
+    title = in_percent("after each task", results.protocol)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
     table.add_column("task")
     table.add_column("classes")
     for heading in ("ACC", "AF", "when learned", "at the end"):
@@ -44,14 +46,16 @@ def run_table(results: Results) -> Table:
     return table
 
 
-def seeds_table(summaries: Mapping[int, Mapping[str, float]]) -> Table:
-    """The figures of several seeds, their mean and spread."""
+def seeds_table(runs: Mapping[int, Results]) -> Table:
+    """The figures of several seeds, their mean and spread; runs of different protocols are refused."""
+    protocol = single(results.protocol for results in runs.values())
+    summaries = {seed: results.summary() for seed, results in runs.items()}
     names = list(next(iter(summaries.values())))
     rows = [[str(seed), *(f"{figures[name]:.1f}" for name in names)] for seed, figures in summaries.items()]
     if len(rows) > 1:
         columns = [[figures[name] for figures in summaries.values()] for name in names]
         rows.append(["mean", *(f"{fmean(column):.1f} ± {stdev(column):.1f}" for column in columns)])
-    return listing("summary, in percent", ["seed", *(SHORT.get(name, name) for name in names)], rows)
+    return listing(in_percent("summary", protocol), ["seed", *(SHORT.get(name, name) for name in names)], rows)
 
 
 def prediction_table(pictures: Sequence[str], predictions: Sequence[Prediction], top: int) -> Table:
@@ -67,10 +71,14 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     """Accuracy per task, and over all."""
     rows = [[str(s.task), ", ".join(s.classes), str(s.images), f"{s.accuracy:.1f}"] for s in evaluation.tasks]
     rows.append(["all", f"mean over tasks {evaluation.average_accuracy:.1f}", str(evaluation.images), f"{evaluation.accuracy:.1f}"])
-    return listing("accuracy, in percent", ["task", "classes", "images", "accuracy"], rows)
+    return listing(in_percent("accuracy", evaluation.protocol), ["task", "classes", "images", "accuracy"], rows)
 
 
 def audit_table(audit: Audit) -> Table:
     """One line per arrangement of the images."""
-    rows = [[a.name, f"{a.accuracy:.2f}", str(a.changed), f"{a.largest_difference:.1e}"] for a in audit.arrangements]
-    return listing(f"audit of {audit.images} images", ["arrangement", "accuracy", "changed answers", "largest difference"], rows)
+    rows = [
+        [a.name, f"{a.accuracy:.2f}", f"{a.average_accuracy:.2f}", str(a.changed), f"{a.largest_difference:.1e}"]
+        for a in audit.arrangements
+    ]
+    columns = ["arrangement", "accuracy", "ACC", "changed answers", "largest difference"]
+    return listing(in_percent(f"audit of {audit.images} images", audit.protocol), columns, rows)

@@ -100,3 +100,21 @@ def test_hold_out_at_its_limits() -> None:
     for share in (1.0, -0.1, float("nan")):
         with pytest.raises(InputError, match="share of images"):
             hold_out(samples, share, seed=0)
+
+
+def test_copies_of_a_picture_are_held_out_together() -> None:
+    """Every picture of the class three times over: two of six pictures, with all their copies."""
+    pictures = tuple(np.full((1, 1, 3), i % 6, np.uint8) for i in range(18))
+    for seed in range(5):
+        train, held = hold_out(Samples(pictures, ("a",) * 18), 0.3, seed)
+        assert len(held) == 6
+        assert not set(ids(train)) & set(ids(held))
+    assert len(hold_out(Samples(pictures[::6], ("a",) * 3), 0.3, seed=0)[1]) == 0
+
+
+def test_a_picture_with_two_labels_stays_in_training() -> None:
+    pictures = tuple(np.full((1, 1, 3), i, np.uint8) for i in (*range(8), *range(4, 12)))
+    for seed in range(5):
+        train, held = hold_out(Samples(pictures, ("a",) * 8 + ("b",) * 8), 0.5, seed)
+        assert len(train) + len(held) == 16
+        assert not set(ids(train)) & set(ids(held))

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from caprompt.data.duplicates import contents
 from caprompt.data.naming import natural_key
 from caprompt.data.samples import Samples
 from caprompt.errors import InputError, did_you_mean
@@ -54,20 +55,25 @@ def split_tasks(classes: Sequence[str], tasks: Tasks) -> list[list[str]]:
 
 
 def hold_out(samples: Samples, share: float, seed: int) -> tuple[Samples, Samples]:
-    """Training and held-out images: about `share` of every class goes to the second part.
+    """Training and held-out images: about `share` of every class's different pictures goes to the second part.
 
-    A class gives at least one image and keeps at least one (so a class of one image gives none). Which images of a
-    class are held out does not depend on the other classes. Both parts keep the order of `samples`.
+    A class gives at least one picture and keeps at least one (so a class of one picture gives none). Which pictures of a
+    class are held out does not depend on the other classes. Copies of a picture stay together, those with another label in
+    the first part. Both parts keep the order of `samples`.
     """
     if not 0 <= share < 1:
         raise InputError(f"the share of images to hold out is {share}; it must be at least 0 and less than 1")
-    labels = np.array(samples.labels)
+    if share == 0:
+        return samples.select(range(len(samples))), samples.select([])
+    labels, content = np.array(samples.labels), np.array(contents(samples.pictures))
     held = np.zeros(len(samples), dtype=bool)
-    for name in samples.classes if share else ():
+    for name in samples.classes:
         members = np.flatnonzero(labels == name)
-        number = min(max(1, round(share * len(members))), len(members) - 1)
+        different = np.unique(content[members])
+        number = min(max(1, round(share * len(different))), len(different) - 1)
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        held[rng.permutation(members)[:number]] = True
+        held[members] = np.isin(content[members], rng.permutation(different)[:number])
+    held &= ~np.isin(content, content[~held])
     return samples.select(np.flatnonzero(~held)), samples.select(np.flatnonzero(held))
 
 

@@ -9,7 +9,7 @@ probabilities, hence the weights, of the next (Eq. 9, Algorithm 1). Two constrai
 task's prompt: the prediction should be concave along the mixture (Eq. 6-7), and the prompts should lie on a line (Eq. 8).
 
 Where the paper is silent or the authors' program differs, docs/decisions.md says what is done here and why. Above all:
-prefixes are built per image, so that an image's answer never depends on its batch.
+prefixes are built per image, so that an image's answer never depends on its batch (`released.py` has the one exception).
 
 Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as many of values), D width.
 """
@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from caprompt import replay
 from caprompt.methods.base import Answer, Batches, Method, register
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
+from caprompt.methods.released import ReleasedOptions, misread
 from caprompt.vit import Stem, ViT
 
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
 
-class CAPromptOptions(replay.ReplayOptions, PrefixOptions):
+class CAPromptOptions(replay.ReplayOptions, PrefixOptions, ReleasedOptions):
     """The paper's hyper-parameters and the switches of its ablation table."""
 
     alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
@@ -88,6 +89,8 @@ class CAPrompt(Method):
 
     def features_under(self, stem: Stem, *prompts: Tensor) -> Tensor:
         """f(x, phi) with each image's own prompt, (L, 2, B, n, D) -> (B, D); k prompts an image go as one batch, (k B, D)."""
+        if self.options.protocol == "released":
+            prompts = tuple(misread(rows) for rows in prompts)
         rows = torch.cat(prompts, dim=2) if len(prompts) > 1 else prompts[0]
         features: Tensor = self.vit(stem.repeated(len(prompts)), Prefix(rows, self.layers))
         return features
@@ -206,8 +209,8 @@ class CAPrompt(Method):
 
     @property
     def answers_alike(self) -> bool:
-        """Not where each image takes as many passes as it needs."""
-        return self.options.cycles != "auto"
+        """Not where each image takes as many passes as it needs, nor where its answer depends on its batch."""
+        return self.options.cycles != "auto" and self.options.protocol == "honest"
 
     def answer_until_settled(self, stem: Stem) -> Answer:
         """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
