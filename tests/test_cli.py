@@ -87,6 +87,15 @@ def test_run_ends_with_a_table_and_says_where(place: Path) -> None:
     assert_refused(place, [*words, "--seeds", 2], "is not empty")
 
 
+def test_a_joint_run_tells_the_accuracy_of_each_task(place: Path) -> None:
+    words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 2, "--out", "joint", "--joint"]
+    done = caprompt(*words, "--method", "finetune", "--set", "epochs=1", cwd=place)
+    assert done.returncode == 0, done.stderr
+    for word in ("all classes learned at once", "finetune-joint on week1", "protocol joint"):
+        assert word in done.stdout
+    assert len(json.loads((place / "joint" / "results.json").read_text())["rows"]) == 1
+
+
 def test_runs_are_numbered_and_a_finished_one_cannot_be_resumed(place: Path) -> None:
     words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 1, *QUICK]
     for expected in ("runs/week1-caprompt-tiny-seed0", "runs/week1-caprompt-tiny-seed0-2"):

@@ -7,10 +7,12 @@ import pytest
 from helpers import QUICK, same_tensors, write_squares
 from safetensors.torch import load_file
 
-from caprompt import InputError, metrics
+from caprompt import ContinualClassifier, InputError, metrics
+from caprompt.data import read
 from caprompt.errors import DataError, ModelFolderError, OptionError
 from caprompt.events import Event, StepTaken
 from caprompt.experiment import Results, RunConfig, run
+from caprompt.options import check
 
 COLOURS = ("red", "green", "blue", "yellow", "cyan")
 
@@ -132,6 +134,28 @@ def test_the_curve_of_a_leaking_run_has_a_title(config: RunConfig, tmp_path: Pat
     run(config.model_copy(update={"options": {**QUICK, "protocol": "released"}}), tmp_path / "released")
     assert titles[0] == ""
     assert "RELEASED" in titles[1]
+
+
+def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp_path: Path) -> None:
+    results = run(config.model_copy(update={"joint": True}), tmp_path / "run")
+    assert results.finished
+    assert [row.images for row in results.rows] == [(3, 6, 6)]
+    model = ContinualClassifier.load(tmp_path / "run" / "model")
+    assert model.tasks == [sorted(COLOURS)]
+    test = read(Path(config.dataset) / "test")
+    for names, accuracy in zip(results.tasks, results.matrix[0], strict=True):
+        assert accuracy == pytest.approx(model.evaluate(test.of_classes(names)).accuracy)
+    assert 0 < results.rows[0].task_identification < 100
+    assert results.summary()["AF"] == 0
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["protocol"].startswith("joint")
+    assert not (tmp_path / "run" / "curve.png").exists()
+    assert Results.load(tmp_path / "run") == results
+    assert run(config.model_copy(update={"joint": True}), tmp_path / "run", resume=True) == results
+
+
+def test_a_joint_run_has_no_task_to_give_away() -> None:
+    with pytest.raises(OptionError, match="'joint' of run cannot be 'True': .*no task to give away"):
+        check(RunConfig, {"joint": True, "give_task": True}, owner="run")
 
 
 def test_what_a_kill_left_of_the_first_write_is_no_obstacle(config: RunConfig, tmp_path: Path) -> None:

@@ -23,6 +23,22 @@ def test_plain_batches_keep_the_order_and_the_backbones_normalisation(backbone: 
     assert -1 <= float(torch.cat(images).min()) < float(torch.cat(images).max()) <= 1
 
 
+def test_other_normalisations_than_the_backbones(backbone: Path) -> None:
+    """A red of 1, 0, 0 as the network sees it."""
+    picture = torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()
+    picture[:, :, 0] = 255
+    expected = {
+        "none": (1.0, 0.0, 0.0),
+        "backbone": (1.0, -1.0, -1.0),
+        "imagenet": ((1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225),
+        "cifar100": ((1 - 0.5071) / 0.2675, -0.4867 / 0.2565, -0.4408 / 0.2761),
+    }
+    for name, colour in expected.items():
+        options = Options(normalise=name)  # type: ignore[arg-type]
+        ((images, _),) = Feeder(find_backbone(backbone), CPU).plain(read(([picture], ["x"])), [0], options)
+        torch.testing.assert_close(images[0, :, 8, 8], torch.tensor(colour))
+
+
 def test_test_crop_decides_how_much_of_a_picture_is_seen(backbone: Path) -> None:
     """A picture that is white in the middle and black at its border."""
     picture = torch.zeros(64, 64, 3, dtype=torch.uint8).numpy()

@@ -16,6 +16,7 @@ def listed(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> str:
 
 def test_methods_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sequential-prompt" in listed(capsys, "methods")
+    assert "caprompt run --joint --method NAME" in listed(capsys, "methods")
     assert "align_epochs" in listed(capsys, "methods", "caprompt")
     with pytest.raises(UnknownNameError):
         listings.methods("magic")

@@ -1,11 +1,13 @@
-"""The paper preset, value by value, as the rulings in docs/decisions.md and the released program have it."""
+"""The presets, value by value: `paper` as each method's own program (and docs/decisions.md) has it, `budget` as it is meant."""
 
 from __future__ import annotations
 
 import pytest
 
+from caprompt.data.datasets import DATASETS
 from caprompt.errors import InputError, UnknownNameError
-from caprompt.presets import names, preset
+from caprompt.methods import registered
+from caprompt.presets import HERE, names, preset, tomllib
 from caprompt.running import run_config
 
 SUPERVISED = "vit_base_patch16_224.orig_in21k"
@@ -52,18 +54,122 @@ def test_self_supervised_backbones_have_alpha_1(tag: str) -> None:
     assert preset("paper", "caprompt", "imagenet-r", f"vit_base_patch16_224.{tag}")["alpha"] == 1.0
 
 
-def test_every_value_is_an_option_that_exists() -> None:
+# What the programs of the other methods share: a loop with Adam or SGD, and pictures of L2P's or the usual random crops.
+ADAM = {"optimizer": "adam", "weight_decay": 0.0, "head_rate": 1.0}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "head_rate": 1.0, "clip": 0.0, "schedule": "cosine"}
+PICTURES = {"brightness": 0.0, "test_crop": 224 / 256, "normalise": "none"}
+L2P_CROPS = {**PICTURES, "crop_scale": [0.05, 1.0]}
+USUAL_CROPS = {**PICTURES, "crop_scale": [0.08, 1.0]}
+L2P_LOOP = {**ADAM, "order": "natural", "batch_size": 24, "learning_rate": 0.03 * 24 / 256, "clip": 1.0, "schedule": "constant"}
+CODA_LOOP = {**ADAM, "order": "natural", "batch_size": 128, "clip": 0.0, "schedule": "cosine"}
+
+PROGRAMS: dict[str, dict[str, object]] = {
+    "l2p": {**L2P_LOOP, **L2P_CROPS, "epochs": 5},
+    "dualprompt": {**L2P_LOOP, **L2P_CROPS, "epochs": 5},
+    "coda-prompt": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 1e-3, "epochs": 50},
+    "hide-prompt": {**L2P_LOOP, **L2P_CROPS, "head_rate": 0.1, "schedule": "step", "step_at": 30 / 50, "epochs": 50},
+    "evoprompt": {**L2P_LOOP, **USUAL_CROPS, "batch_size": 64, "learning_rate": 5e-3, "epochs": 50, "brightness": 0.4},
+    "convprompt": {
+        **L2P_LOOP,
+        **L2P_CROPS,
+        "batch_size": 128,
+        "learning_rate": 0.005 * 128 / 256,
+        "schedule": "cosine",
+        "epochs": 10,
+    },
+    "cprompt": {**SGD, **USUAL_CROPS, "order": "shuffled", "batch_size": 16, "learning_rate": 0.01, "epochs": 10},
+    "inflora": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 5e-4, "epochs": 50, "rank": 10, "threshold": 0.98},
+    "ease": {**SGD, **L2P_CROPS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.025, "epochs": 20},
+    "ssiat": {**SGD, **L2P_CROPS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 10},
+    "ranpac": {**SGD, **PICTURES, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 20},
+    "ncm": {"order": "shuffled", "test_crop": 224 / 256, "normalise": "none"},
+    "finetune": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 5e-5, "epochs": 20, "masked": False},
+    "linear": {**L2P_LOOP, **L2P_CROPS, "batch_size": 16, "learning_rate": 0.03 * 16 / 256, "epochs": 5, "masked": True},
+}
+SPECIAL: dict[tuple[str, str], dict[str, object]] = {
+    ("l2p", "cifar100"): {"batch_size": 16, "learning_rate": 0.03 * 16 / 256},
+    ("l2p", "imagenet-r"): {"learning_rate": 0.005 * 24 / 256, "epochs": 50},
+    ("dualprompt", "imagenet-r"): {"learning_rate": 0.005 * 24 / 256, "epochs": 50},
+    ("dualprompt", "cub200"): {"epochs": 40, "schedule": "step", "step_at": 30 / 40},
+    ("coda-prompt", "cifar100"): {"epochs": 20, "test_crop": 1.0},
+    ("hide-prompt", "cifar100"): {"crop_scale": [0.08, 1.0], "brightness": 63 / 255, "normalise": "cifar100"},
+    ("hide-prompt", "imagenet-r"): {"epochs": 150, "schedule": "cosine"},
+    ("hide-prompt", "cub200"): {"head_rate": 1.0},
+    ("evoprompt", "cifar100"): {"epochs": 20, "test_crop": 1.0},
+    ("convprompt", "imagenet-r"): {"clip": 0.0},
+    ("convprompt", "cub200"): {"batch_size": 24, "learning_rate": 0.001 * 24 / 256, "epochs": 60},
+    ("cprompt", "cifar100"): {"epochs": 18, "brightness": 63 / 255, "normalise": "imagenet"},
+    ("inflora", "cifar100"): {"epochs": 20, "threshold": 0.95, "test_crop": 1.0},
+    ("ease", "imagenet-r"): {"batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-3},
+    ("ease", "cub200"): {"batch_size": 32, "learning_rate": 0.008},
+    ("ranpac", "cifar100"): {"test_crop": 1.0},
+    ("finetune", "cifar100"): {"test_crop": 1.0},
+}
+
+
+@pytest.mark.parametrize("dataset", ["cifar100", "imagenet-r", "cub200", "digits"])
+@pytest.mark.parametrize("method", PROGRAMS)
+def test_the_other_methods_programs(method: str, dataset: str) -> None:
+    assert preset("paper", method, dataset, SUPERVISED) == {**PROGRAMS[method], **SPECIAL.get((method, dataset), {})}
+
+
+BUDGET = {
+    "order": "shuffled",
+    "epochs": 8,
+    "batch_size": 64,
+    "optimizer": "adam",
+    "learning_rate": 3e-3,
+    "weight_decay": 0.0,
+    "clip": 1.0,
+    "schedule": "cosine",
+    "crop_scale": [0.3, 1.0],
+    "flip": 0.5,
+    "brightness": 0.0,
+    "test_crop": 0.875,
+    "normalise": "backbone",
+}
+BUDGET_SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
+OWN_RATES: dict[str, dict[str, object]] = {
+    "coda-prompt": {"learning_rate": 1e-3},
+    "convprompt": {"learning_rate": 0.005 * 64 / 256},
+    "cprompt": {**BUDGET_SGD, "learning_rate": 0.01},
+    "inflora": {"learning_rate": 5e-4, "head_rate": 6.0},
+    "ease": {**BUDGET_SGD, "learning_rate": 0.025},
+    "ssiat": {**BUDGET_SGD, "learning_rate": 0.01},
+    "ranpac": {**BUDGET_SGD, "learning_rate": 0.01},
+    "finetune": {"learning_rate": 5e-5, "head_rate": 60.0},
+}
+
+
+@pytest.mark.parametrize("dataset", ["cifar100", "digits"])
+@pytest.mark.parametrize("method", [*PROGRAMS, "caprompt", "sequential-prompt", "a-method-to-come"])
+def test_the_budget_is_the_same_for_all_but_for_the_optimiser(method: str, dataset: str) -> None:
+    assert preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **OWN_RATES.get(method, {})}
+
+
+@pytest.mark.parametrize("name", ["budget", "paper"])
+def test_every_table_is_of_something_that_is_stated_here(name: str) -> None:
+    tables = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    assert tables.keys() - {"*"} <= {*PROGRAMS, "caprompt"}
+    assert {key for table in tables.values() for key in table.get("dataset", {})} <= DATASETS.keys()
+
+
+@pytest.mark.parametrize("name", ["budget", "paper"])
+@pytest.mark.parametrize("method", sorted({*PROGRAMS, "caprompt"} & registered().keys()))
+def test_every_value_is_an_option_that_exists(name: str, method: str) -> None:
     for dataset in ("cifar100", "cub200", "imagenet-r"):
-        assert run_config({**preset("paper", "caprompt", dataset, SUPERVISED), "dataset": dataset}).order == "natural"
+        settings = preset(name, method, dataset, SUPERVISED)
+        config = run_config({**settings, "method": method, "dataset": dataset})
+        assert {"order": config.order, **config.options} == settings
 
 
 def test_default_is_the_options_own_defaults() -> None:
-    assert names() == ["default", "paper"]
+    assert names() == ["budget", "default", "paper"]
     assert preset("default", "caprompt", "digits", SUPERVISED) == {}
 
 
 def test_unknown_presets_and_methods() -> None:
-    with pytest.raises(UnknownNameError, match="there are: default, paper"):
+    with pytest.raises(UnknownNameError, match="there are: budget, default, paper"):
         preset("papr", "caprompt", "digits", SUPERVISED)
     with pytest.raises(InputError, match="says nothing of sequential-prompt"):
         preset("paper", "sequential-prompt", "digits", SUPERVISED)

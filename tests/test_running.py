@@ -52,6 +52,16 @@ def test_several_seeds_are_resumed_where_they_were_stopped(tmp_path: Path, backb
         run_seeds(given, "default", 1, None, True, False, "cpu", Console(quiet=True))
 
 
+def test_joint_runs_have_folders_of_their_own(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_squares(tmp_path / "data", ["red", "blue"])
+    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, "method": "linear", "epochs": 1, "joint": True}
+    console = Console(record=True, quiet=False, file=(tmp_path / "shown").open("w"), width=120)
+    (results,) = run_seeds(given, "budget", 1, None, False, False, "cpu", console)
+    assert str(results.folder) == "runs/data-linear-joint-tiny-seed0"
+    assert "linear-joint on data" in console.export_text()
+
+
 def test_a_preset_gives_way_to_what_is_typed(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_squares(tmp_path / "data", ["red", "blue"])

@@ -27,6 +27,13 @@ def test_run_table_has_a_line_per_task() -> None:
     assert ["2", "c", "85.0", "20.0", "100.0", "100.0"] in lines
 
 
+def test_run_table_of_a_joint_run_has_the_accuracy_of_each_task() -> None:
+    joint = Results(Path("x"), [["a", "b"], ["c"]], [TaskResult((70.0, 100.0), (10, 30), 95.0, 2.0, 1.0)], joint=True)
+    lines = text(tables.run_table(joint))
+    assert ["1", "a,", "b", "70.0"] in lines
+    assert ["2", "c", "100.0"] in lines
+
+
 def test_seeds_table_adds_mean_and_spread_from_two_on() -> None:
     assert not any("mean" in line for line in text(tables.seeds_table({0: results()})))
     lines = text(tables.seeds_table({0: results(), 1: results(acc=95.0)}))

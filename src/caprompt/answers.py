@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from caprompt import metrics
@@ -81,16 +82,18 @@ def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Pr
 def evaluation(
     answers: Sequence[Answer],
     true: Tensor,
-    task_sums: Tensor,
+    classes: Sequence[str],
     tasks: Sequence[Sequence[str]],
     skipped: Sequence[str] = (),
     protocol: str = HONEST,
 ) -> Evaluation:
-    """Score answers against the true classes (N,). `task_sums` (N, T) are the probabilities of each task after the last pass."""
-    classes = [name for names in tasks for name in names]
-    task_of_class = torch.repeat_interleave(torch.tensor([len(names) for names in tasks]))
+    """Score answers against the true classes (N,). `classes` are as the answers number them; each is in one of the tasks."""
+    number = {name: task for task, names in enumerate(tasks) for name in names}
+    task_of_class = torch.tensor([number[name] for name in classes])
     true_task = task_of_class[true]
-    guess = torch.cat([answer.logits for answer in answers]).argmax(dim=1).cpu()
+    logits = torch.cat([answer.logits for answer in answers]).cpu()  # (N, C)
+    guess = logits.argmax(dim=1)
+    task_sums = logits.softmax(dim=1) @ F.one_hot(task_of_class, len(tasks)).to(logits)  # (N, T)
 
     def right(members: Tensor) -> float:
         return metrics.percent_right(guess[members].tolist(), true[members].tolist())

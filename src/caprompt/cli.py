@@ -65,6 +65,7 @@ def run(
     validation: float | None = None,
     give_task: bool = False,
     protocol: Literal["honest", "released"] | None = None,
+    joint: bool = False,
     out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
     resume: bool = False,
     skip_bad: SkipBad = False,
@@ -79,6 +80,7 @@ def run(
         caprompt run
         caprompt run --dataset photos --tasks 1,4,2,3 --set epochs=10
         caprompt run --method sequential-prompt --seeds 3
+        caprompt run --joint --method finetune
         caprompt run --resume
 
     Parameters
@@ -90,7 +92,7 @@ def run(
     backbone
         A backbone's name (see `caprompt backbones`) or a checkpoint file.
     preset
-        Settings by name: default is what we recommend, paper is what the CAPrompt paper did.
+        Settings by name: default is what we recommend, paper what each method's authors did, budget the same effort for all.
     tasks
         Number of tasks (5), their sizes (1,4,2,3), or class names (cat,dog;cow).
     order
@@ -105,6 +107,8 @@ def run(
         Tell the method each test image's true task (the paper's appendix table); results are marked as such.
     protocol
         honest, or released: with the leak of the authors' program, to compare with published tables; results are marked.
+    joint
+        Learn all classes at once, the upper bound of a method; accuracy is still told by task.
     out_folder
         Where the run is kept; by default a new folder under runs/.
     resume
@@ -116,10 +120,9 @@ def run(
     given = {**settings.gathered(config, set_ or []), **{name: value for name, value in flags.items() if value is not None}}
     if tasks is not None:
         given["tasks"] = settings.parse_tasks(tasks)
-    if give_task:
-        given["give_task"] = True
     if protocol is not None:
         given["protocol"] = protocol
+    given |= {name: True for name, chosen in {"give_task": give_task, "joint": joint}.items() if chosen}
     try:
         run_seeds(given, preset, seeds, out_folder, resume, skip_bad, device, out)
     except KeyboardInterrupt:

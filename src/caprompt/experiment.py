@@ -1,10 +1,12 @@
 """A whole class-incremental experiment: a data set is cut into tasks, learned one after another, and tested after each.
 
+With `joint` the same tasks are learned all at once, as an upper bound: one call of `learn`, one row of results, still by task.
+
 A run folder holds
     run.json        the plan, written first: configuration, class order, split, seed, backbone hash, versions, machine
     model/          the model after the last finished task, and its checkpoint within the current one
     results.json    the accuracy matrix so far, what follows from it, and what it cost
-    curve.png       accuracy after each task
+    curve.png       accuracy after each task; not of a joint run
 and can be stopped at any moment and resumed to the same end. Test images are looked at after each task, never before.
 """
 
@@ -19,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from caprompt import __version__, checkpoint, metrics, protocols, sanity
 from caprompt.data import Dataset, Samples, load_dataset
@@ -53,7 +55,16 @@ class RunConfig(BaseModel):
     give_task: bool = Field(
         False, description="tell the method each test image's true task (the paper's appendix); not a fair test"
     )
+    joint: bool = Field(False, description="learn all classes at once, the upper bound; test by the tasks they would have come in")
     options: Mapping[str, Any] = Field(default_factory=dict, description="options of the method")
+
+    @field_validator("joint")
+    @classmethod
+    def gives_no_task(cls, value: bool, info: ValidationInfo) -> bool:
+        """Classes that are learned at once are one task, so there is none to give away."""
+        if value and info.data.get("give_task"):
+            raise ValueError("there is no task to give away (give_task) where all classes are one")
+        return value
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Results:
     tasks: Sequence[Sequence[str]]
     rows: Sequence[TaskResult]
     protocol: str = protocols.HONEST
+    joint: bool = False  # all tasks were learned at once: there is one row, with every task in it
 
     @property
     def matrix(self) -> list[tuple[float, ...]]:
@@ -84,7 +96,7 @@ class Results:
     @property
     def finished(self) -> bool:
         """Have all tasks been learned and tested?"""
-        return len(self.rows) == len(self.tasks)
+        return len(self.rows) == (1 if self.joint else len(self.tasks))
 
     def summary(self) -> dict[str, float]:
         """The usual figures, in percent."""
@@ -115,7 +127,7 @@ class Results:
         path = folder / "results.json"
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
         results = [TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows]
-        return cls(folder, plan["tasks"], results, plan["protocol"])
+        return cls(folder, plan["tasks"], results, plan["protocol"], plan["config"].get("joint", False))
 
 
 def run(
@@ -142,19 +154,21 @@ def run(
         checkpoint.write_json(folder / "run.json", plan)
 
     results = Results.load(folder)
+    portions = [[name for names in tasks for name in names]] if config.joint else tasks
     if checkpoint.exists(folder / "model"):
         model = ContinualClassifier.load(folder / "model", device=device)
     while not results.finished:
-        task = len(results.rows)
-        if len(model.tasks) == task:
-            model.learn(train.of_classes(tasks[task]), folder=folder / "model", resume=resume, listen=listen)
-        row = assess(model, test.of_classes(model.classes), config.give_task)
+        done = len(results.rows)
+        if len(model.tasks) == done:
+            model.learn(train.of_classes(portions[done]), folder=folder / "model", resume=resume, listen=listen)
+        row = assess(model, test.of_classes(model.classes), config.give_task, tasks if config.joint else None)
         results = replace(results, rows=[*results.rows, row])
         results.save()
-    from caprompt.plots import accuracy_curve
+    if not config.joint:
+        from caprompt.plots import accuracy_curve
 
-    title = "" if results.protocol == protocols.HONEST else protocols.in_percent("accuracy after each task", results.protocol)
-    accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
+        title = "" if results.protocol == protocols.HONEST else protocols.in_percent("accuracy after each task", results.protocol)
+        accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
     return results
 
 
@@ -173,9 +187,9 @@ def is_vacant(folder: Path) -> bool:
     return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
 
 
-def assess(model: ContinualClassifier, seen: Samples, give_task: bool) -> TaskResult:
-    """One row of the matrix: test on the classes seen so far."""
-    found = model.evaluate(seen, give_task=give_task)
+def assess(model: ContinualClassifier, seen: Samples, give_task: bool, tasks: Sequence[Sequence[str]] | None = None) -> TaskResult:
+    """One row of the matrix: test on the classes seen so far, by the tasks they were learned in or by others."""
+    found = model.evaluate(seen, give_task=give_task, tasks=tasks)
     seconds = sum(record["seconds"] for record in model.history if record["call"] == model.calls - 1)
     return TaskResult(
         accuracies=tuple(score.accuracy for score in found.tasks),
@@ -215,7 +229,7 @@ def make_plan(
         },
         "skipped": [*train.skipped, *test.skipped],
         **concerns(config, model, train, test),
-        "protocol": protocols.protocol(model.method.options, config.give_task),
+        "protocol": protocols.protocol(model.method.options, config.give_task, config.joint),
         "environment": environment(model.device),
     }
 

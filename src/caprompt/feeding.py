@@ -12,6 +12,7 @@ from caprompt.data.sources import Samples
 from caprompt.data.store import ImageStore
 from caprompt.data.transforms import Colour, EvalTransform, TrainTransform
 from caprompt.methods.base import Batches
+from caprompt.model_names import IMAGENET_MEAN, IMAGENET_STD
 from caprompt.options import Options
 from caprompt.seeds import derive
 from caprompt.weights import Backbone
@@ -40,7 +41,7 @@ class Feeder:
 
     def mean_and_std(self, options: Options) -> tuple[Colour, Colour]:
         """What pictures are normalised with."""
-        known = {"none": UNCHANGED, "cifar100": CIFAR100}
+        known = {"none": UNCHANGED, "cifar100": CIFAR100, "imagenet": (IMAGENET_MEAN, IMAGENET_STD)}
         return known.get(options.normalise, (self.backbone.mean, self.backbone.std))
 
     def plain(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:

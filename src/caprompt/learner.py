@@ -15,7 +15,6 @@ images into the class's statistics, and align the whole head anew; methods witho
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
 from caprompt.feeding import Feeder
 from caprompt.methods.base import Batches
-from caprompt.model_folder import IN_PROGRESS, call_was_stopped, find_saved_backbone, tensors_under
+from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, stopped_call, tensors_under
 from caprompt.seeds import derive, generator
 from caprompt.weights import DEFAULT_BACKBONE, Backbone, find_backbone
 
@@ -214,21 +213,27 @@ class ContinualClassifier:
         return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
 
     def evaluate(
-        self, source: Source, *, batch_size: int | None = None, skip_bad: bool = False, give_task: bool = False, **settings: Any
+        self,
+        source: Source,
+        *,
+        batch_size: int | None = None,
+        skip_bad: bool = False,
+        give_task: bool = False,
+        tasks: Sequence[Sequence[str]] | None = None,
+        **settings: Any,
     ) -> Evaluation:
-        """Accuracy on labelled images. `give_task` tells the method each image's true task (for the paper's appendix)."""
+        """Accuracy on labelled images, by task or other groups (`tasks`). `give_task` tells the method each image's true task."""
         feeder = Feeder(self.backbone, self.device)
         samples, targets = self.labelled(source, feeder, skip_bad)
         size = batch_for(len(samples), batch_size, self.device)
-        tasks, true, answers = self.method.task_of_class[targets], [], []
+        true, answers = [], []
         with self._set(settings):
             ask = self._asked.answering(self.method, size)
-            for images, labels in self._shown(samples, feeder, tasks.tolist(), size):
+            for images, labels in self._shown(samples, feeder, self.method.task_of_class[targets].tolist(), size):
                 answers.append(self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images))
                 true.append(labels)
-        task_sums = torch.cat([self.method.task_sums(answer.logits.softmax(dim=1)) for answer in answers]).cpu()
         protocol = protocols.protocol(self.method.options, give_task)
-        return evaluation(answers, torch.cat(true).cpu(), task_sums, self.tasks, samples.skipped, protocol)
+        return evaluation(answers, torch.cat(true).cpu(), self.classes, tasks or self.tasks, samples.skipped, protocol)
 
     def labelled(self, source: Source, feeder: Feeder, skip_bad: bool) -> tuple[Samples, list[int]]:
         """Images to test with, and the number of each one's class; every class must have been learned."""
@@ -332,16 +337,7 @@ class ContinualClassifier:
 
     def _resume(self, home: Path | None, digest: str) -> checkpoint.Saved | None:
         """Take over the checkpoint of a stopped call, if there is one for this model and these images."""
-        if home is None or not call_was_stopped(home):
-            return None
-        saved = checkpoint.read(home / IN_PROGRESS)
-        own = json.loads(json.dumps(self._config()))  # as it would be read
-        for part in ("method", "options", "seed"):
-            if saved.config[part] != own[part]:
-                raise InputError(f"the call that was stopped in '{home}' had other settings ({part}); resume it with the same")
-        if saved.config["backbone"]["sha256"] != self.backbone.sha256:
-            raise InputError(f"the call that was stopped in '{home}' had another backbone; resume it with the same")
-        if saved.config["progress"]["digest"] != digest:
-            raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
-        self._take(saved)
+        saved = stopped_call(home, self._config(), digest) if home is not None else None
+        if saved is not None:
+            self._take(saved)
         return saved

@@ -15,6 +15,7 @@ def methods(name: str | None = None, /) -> None:
 
     if name is None:
         out.print(listing("methods", ["name", "what it is"], [[key, method.summary] for key, method in registered().items()]))
+        out.print("joint (all classes at once, the upper bound of each): caprompt run --joint --method NAME", soft_wrap=True)
     else:
         rows = [list(row) for row in described(find(name).options_class)]
         out.print(listing(f"options of {name}, for --set", ["option", "values", "default", "meaning"], rows))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from caprompt import checkpoint
-from caprompt.errors import ModelFolderError
+from caprompt.errors import InputError, ModelFolderError
 from caprompt.weights import Backbone, available, find_backbone, sha256_of
 
-__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "tensors_under"]
+__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "stopped_call", "tensors_under"]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
 
@@ -22,6 +24,22 @@ def call_was_stopped(folder: Path) -> bool:
         return False
     finished = checkpoint.read(folder).config["calls"] if checkpoint.exists(folder) else 0
     return bool(checkpoint.read(folder / IN_PROGRESS).config["calls"] == finished)
+
+
+def stopped_call(home: Path, config: Mapping[str, Any], digest: str) -> checkpoint.Saved | None:
+    """The checkpoint of a call that was stopped here, if there is one; it must be of this configuration and these images."""
+    if not call_was_stopped(home):
+        return None
+    saved = checkpoint.read(home / IN_PROGRESS)
+    own = json.loads(json.dumps(config))  # as it would be read
+    for part in ("method", "options", "seed"):
+        if saved.config[part] != own[part]:
+            raise InputError(f"the call that was stopped in '{home}' had other settings ({part}); resume it with the same")
+    if saved.config["backbone"]["sha256"] != own["backbone"]["sha256"]:
+        raise InputError(f"the call that was stopped in '{home}' had another backbone; resume it with the same")
+    if saved.config["progress"]["digest"] != digest:
+        raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
+    return saved
 
 
 def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -48,8 +48,8 @@ class Options(BaseModel):
             raise ValueError("needs 0 < smallest <= largest <= 1")
         return value
 
-    normalise: Literal["backbone", "none", "cifar100"] = Field(
-        "backbone", description="mean and deviation that pictures are normalised with: the backbone's own, none, or CIFAR-100's"
+    normalise: Literal["backbone", "none", "cifar100", "imagenet"] = Field(
+        "backbone", description="mean and deviation for pictures: the backbone's own, none, or those of CIFAR-100 or ImageNet"
     )
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -21,6 +21,7 @@ LEAK = (
     "as the authors' program has it, an image gets prompts of its neighbours in the batch, in training and at the test, "
     "and a test batch holds one task, so that task identity leaks; only for comparing with published tables"
 )
+JOINT = "joint: all classes are learned at once, an upper bound for any order of tasks; an image's answer is its own"
 BATCH = 100  # images of one task, or of one class, at a time
 
 
@@ -29,8 +30,10 @@ def is_released(options: Options) -> bool:
     return getattr(options, "protocol", "honest") == "released"
 
 
-def protocol(options: Options, give_task: bool = False) -> str:
+def protocol(options: Options, give_task: bool = False, joint: bool = False) -> str:
     """The protocol of figures that come from a method with these options."""
+    if joint:
+        return f"released joint: {LEAK}; all classes are learned at once" if is_released(options) else JOINT
     kinds = {
         (False, False): HONEST,
         (False, True): f"oracle: {GIVEN_TASK}",

@@ -52,7 +52,7 @@ def run_seeds(
         console.print(run_table(found[seed]))
         console.print(f"saved in {home}", soft_wrap=True)
     console.print(seeds_table(found))
-    console.print(f"{config.method} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
+    console.print(f"{title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
     protocol = single(results.protocol for results in found.values())
     console.print(f"protocol {protocol}", style="dim" if kind(protocol) == "honest" else "bold yellow")
     return list(found.values())
@@ -111,11 +111,16 @@ def run_folder(config: RunConfig, given: Path | None, resume: bool, several: boo
 def places(config: RunConfig) -> Iterator[Path]:
     """The names that runs like this get, one after another."""
     backbone = Path(config.backbone).name.removesuffix(".safetensors")
-    mark = "-released" if config.options.get("protocol") == "released" else ""
-    name = f"{Path(config.dataset).stem}-{config.method}{mark}-{backbone}-seed{config.seed}"
+    name = f"{Path(config.dataset).stem}-{title(config)}-{backbone}-seed{config.seed}"
     yield RUNS / name
     for number in count(2):
         yield RUNS / f"{name}-{number}"
+
+
+def title(config: RunConfig) -> str:
+    """The method of a run, whether it leaks, and whether it is the joint upper bound."""
+    marks = {"released": config.options.get("protocol") == "released", "joint": config.joint}
+    return "-".join([config.method, *(mark for mark, holds in marks.items() if holds)])
 
 
 def same_run(folder: Path, config: RunConfig) -> bool:

@@ -31,7 +31,11 @@ def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def run_table(results: Results) -> Table:
-    """ACC and AF after each task, and the accuracy on every task's classes now."""
+    """ACC and AF after each task, and the accuracy on every task's classes now; of a joint run there is only the latter."""
+    if results.joint:
+        accuracies = zip(results.tasks, results.matrix[-1], strict=True)
+        rows = [[str(number), ", ".join(names), f"{value:.1f}"] for number, (names, value) in enumerate(accuracies, start=1)]
+        return listing(in_percent("all classes learned at once", results.protocol), ["task", "classes", "accuracy"], rows)
     title = in_percent("after each task", results.protocol)
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
     table.add_column("task")

@@ -134,6 +134,11 @@ class Method(nn.Module, ABC):
         """Cross entropy among the classes of the current task; `logits` (B, C) are of all classes."""
         return nn.functional.cross_entropy(logits[:, self.known :], labels - self.known)
 
+    def own_task_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of each image among the classes of its own task, for methods that train on images of any task."""
+        foreign = self.task_of_class != self.task_of_class[labels].unsqueeze(1)  # (B, C)
+        return nn.functional.cross_entropy(logits.masked_fill(foreign, float("-inf")), labels)
+
     def answered(self, logits: Tensor, passes: int) -> Answer:
         """The answer of a method that mixes nothing by task: its task weights are those that the class probabilities imply."""
         return Answer(logits, self.task_sums(logits.softmax(dim=1)), torch.full_like(logits[:, 0], passes, dtype=torch.long))

@@ -8,31 +8,30 @@ masked to the current task's classes (`masked`) it forgets slowly. State which.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt.methods.base import Answer, Method, register
+from caprompt.methods.base import register
+from caprompt.methods.one_pass import Plain, PlainOptions
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.vit import ViT
 
 __all__ = ["SequentialOptions", "SequentialPrompt"]
 
 
-class SequentialOptions(PrefixOptions):
+class SequentialOptions(PrefixOptions, PlainOptions):
     """The same prompt shape as CAPrompt's."""
 
     masked: bool = Field(False, description="cross entropy among the classes of the image's own task only")
 
 
 @register("sequential-prompt")
-class SequentialPrompt(Method):
+class SequentialPrompt(Plain):
     """One prompt, fine-tuned on every task in turn."""
 
     summary = "one prompt and the head, plainly fine-tuned task after task (lower bound)"
     options_class = SequentialOptions
     options: SequentialOptions
-    trains_on_known = True
 
     def __init__(self, vit: ViT, options: SequentialOptions) -> None:
         super().__init__(vit, options)
@@ -45,20 +44,7 @@ class SequentialPrompt(Method):
         if len(self.task_sizes) == 1:
             self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
 
-    def logits(self, images: Tensor) -> Tensor:
-        """One pass under the one prompt: (B, C)."""
-        logits: Tensor = self.head(self.vit(images, Prefix.shared(self.prompt, self.layers, images.shape[0])))
-        return logits
-
-    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy over all classes, or among those of each image's task."""
-        logits = self.logits(images)
-        if self.options.masked:
-            foreign = self.task_of_class.unsqueeze(0) != self.task_of_class[labels].unsqueeze(1)  # (B, C)
-            logits = logits.masked_fill(foreign, float("-inf"))
-        return {"ce": F.cross_entropy(logits, labels)}
-
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """One pass."""
-        return self.answered(self.logits(images), passes=1)
+    def features(self, images: Tensor) -> Tensor:
+        """Features under the one prompt: (B, D)."""
+        features: Tensor = self.vit(images, Prefix.shared(self.prompt, self.layers, images.shape[0]))
+        return features

@@ -1,4 +1,8 @@
-"""Presets: settings by name, kept as TOML files beside this one. `default` is what we recommend: the options' own defaults."""
+"""Presets: settings by name, kept as TOML files beside this one. `default` is what we recommend: the options' own defaults.
+
+A file has a table per method; the table `["*"]` holds for every method, also for those that have no table of their own. Within a
+table, `[METHOD.dataset.NAME]` and `[METHOD.backbone.TAG]` change what the table says, in this order.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ __all__ = ["names", "preset"]
 
 HERE = Path(__file__).parent
 DEFAULT = "default"
+EVERY = "*"
 
 
 def names() -> list[str]:
@@ -29,15 +34,19 @@ def preset(name: str, method: str, dataset: str, backbone: str) -> dict[str, Any
 
     >>> preset("paper", "caprompt", "cub200", "vit_base_patch16_224.orig_in21k")["batch_size"]
     64
+    >>> preset("budget", "linear", "digits", "vit_mini_patch8_64.tin200_distilled")["epochs"]
+    8
     """
     if name not in names():
         raise UnknownNameError("preset", name, names())
     if name == DEFAULT:
         return {}
-    methods = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
-    if method not in methods:
-        raise InputError(f"preset '{name}' says nothing of {method}; it has: {', '.join(methods)}")
-    common = dict(methods[method])
-    by_dataset, by_backbone = common.pop("dataset", {}), common.pop("backbone", {})
+    tables = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    if not {method, EVERY} & tables.keys():
+        raise InputError(f"preset '{name}' says nothing of {method}; it has: {', '.join(tables)}")
     tag = backbone.rpartition(".")[2]
-    return {**common, **by_dataset.get(dataset, {}), **by_backbone.get(tag, {})}
+    chosen: dict[str, Any] = {}
+    for table in (tables.get(EVERY, {}), tables.get(method, {})):
+        common = {key: value for key, value in table.items() if key not in ("dataset", "backbone")}
+        chosen |= {**common, **table.get("dataset", {}).get(dataset, {}), **table.get("backbone", {}).get(tag, {})}
+    return chosen

@@ -1,0 +1,29 @@
+"""A linear head on the frozen backbone's features, trained task after task: what the backbone alone is worth.
+
+    logits = W f(x) + b,   f(x) (B, D) the plain feature, W (C, D) and b (C,) all that learns
+
+Nothing protects the head. With the cross entropy among the classes of the current task (`masked`, the default) rows of old classes
+get no gradient, so they stay as they were; over all classes seen so far they are pushed down by every image of a new class.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from caprompt.methods.base import register
+from caprompt.methods.one_pass import Plain, PlainOptions
+
+__all__ = ["Linear"]
+
+
+@register("linear")
+class Linear(Plain):
+    """The head alone learns."""
+
+    summary = "a linear head on the frozen backbone, nothing else learns (reference)"
+    options_class = PlainOptions
+
+    def features(self, images: Tensor) -> Tensor:
+        """The plain features: (B, D)."""
+        features: Tensor = self.vit(images)
+        return features
