@@ -228,6 +228,13 @@ def test_the_last_block_computes_the_class_token_alone_and_right(depth: int) -> 
     assert seen[depth - 1] == 1
 
 
+def test_the_class_token_before_the_last_norm() -> None:
+    vit = tiny_vit()
+    token = vit.class_token(images())
+    torch.testing.assert_close(F.layer_norm(token, (TINY.width,), vit.norm.weight, vit.norm.bias, TINY.norm_eps), vit(images()))
+    assert token.std(dim=1).max() > 1.1, "a normed token would have a deviation of 1"
+
+
 def test_passes_from_a_stem_equal_passes_from_images() -> None:
     vit = tiny_vit(config=FULL)
     stem = vit.stem(images())

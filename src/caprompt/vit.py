@@ -219,11 +219,14 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
         """The class-token feature of each image: (B, 3, height, width), or their stem -> (B, D)."""
+        return self.last_norm(self.class_token(images, adaptation))
+
+    def class_token(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
+        """The class token behind the last block, before the last norm and in the numbers of the weights: (B, D)."""
         stem = images if isinstance(images, Stem) else self.stem(images)
         # Only the class token is read, so the last block need not compute the others. It is counted from the end, since rows
         # that `tokens` hooks put in front push it back.
-        x = self.through_blocks(stem, adaptation, at=-stem.patches - self.config.registers - 1)
-        return self.last_norm(x[:, 0])
+        return self.through_blocks(stem, adaptation, at=-stem.patches - self.config.registers - 1)[:, 0]
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
         """All tokens after the last norm: (B, 3, height, width), or their stem -> (B, N, D)."""

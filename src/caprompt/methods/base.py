@@ -83,7 +83,7 @@ class Method(nn.Module, ABC):
         self.task_sizes: list[int] = []
         self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
 
-    task_of_class: Tensor  # the task that each class came with: (C,)
+    task_of_class: Tensor  # (C,), the task that each class came with; follows from the task sizes, so it is not saved
 
     @property
     def epochs(self) -> int:

@@ -1,0 +1,102 @@
+"""DualPrompt: complementary prompting (Wang et al., ECCV 2022, arXiv:2204.04799).
+
+Two kinds of prefix prompts for a frozen ViT: a general one g in the first layers, trained on and on by all tasks, and in the layers
+behind it one prompt e_t for each task t, with a key k_t. A pass without prompts gives an image's query q, its class-token feature.
+
+    training:    f(x; g, e_t) with t the image's task;  loss = CE among the task's classes - pull * mean_x cos(q(x), k_t)
+    prediction:  f(x; g, e_t) with t = argmax_i cos(q(x), k_i)
+
+A new task's prompt starts from the previous one's. Prompts and keys of earlier tasks are frozen.
+
+Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as many of values), D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from caprompt.methods.base import register
+from caprompt.methods.growing import GrowingRows
+from caprompt.methods.keys import cosine
+from caprompt.methods.one_task import OneTaskMethod
+from caprompt.methods.prefix import Prefix
+from caprompt.options import Options
+from caprompt.vit import Adaptation, Stem, ViT
+
+__all__ = ["DualPrompt", "DualPromptOptions"]
+
+
+class DualPromptOptions(Options):
+    """The two kinds of prompts, and the weight of the keys' loss."""
+
+    general_layers: int = Field(2, ge=1, description="the first so many layers have the general prompt; at most all but one")
+    general_length: int = Field(10, ge=2, multiple_of=2, description="its rows per layer, keys and values counted together")
+    task_layers: int = Field(3, ge=1, description="so many layers behind them have the tasks' prompts, as far as there are")
+    length: int = Field(10, ge=2, multiple_of=2, description="rows of a task's prompt per layer, keys and values together")
+    pull: float = Field(1.0, gt=0, description="weight of pulling a task's key towards its images' queries")
+
+
+@register("dualprompt")
+class DualPrompt(OneTaskMethod):
+    """A general prompt for all tasks, and a prompt for each, found by its key."""
+
+    summary = "a general prompt and one per task, chosen per image by its key (ECCV 2022)"
+    options_class = DualPromptOptions
+    options: DualPromptOptions
+    trains_on_known = True
+
+    def __init__(self, vit: ViT, options: DualPromptOptions) -> None:
+        super().__init__(vit, options)
+        depth, width = vit.config.depth, vit.config.width
+        first = min(options.general_layers, depth - 1)
+        self.general_layers = range(first)
+        self.task_layers = range(first, min(first + options.task_layers, depth))
+        self.general = nn.Parameter(torch.zeros(first, 2, options.general_length // 2, width))  # (L, 2, n, D)
+        self.prompts = GrowingRows(len(self.task_layers), 2, options.length // 2, width)  # (T, L, 2, n, D)
+        self.keys = GrowingRows(width)  # (T, D)
+
+    def begin_task(self, classes: int, generator: torch.Generator) -> None:
+        """A new prompt, starting from the previous one, and a random key."""
+        super().begin_task(classes, generator)
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.empty(shape).uniform_(-1, 1, generator=generator)
+
+        if len(self.task_sizes) == 1:
+            self.general.data.copy_(uniform(*self.general.shape))
+            self.prompts.append(uniform(1, *self.prompts.newest.shape[1:]))
+        else:
+            self.prompts.append(self.prompts.newest.detach())
+        self.keys.append(uniform(1, self.vit.config.width))
+
+    def cosines(self, stem: Stem) -> Tensor:
+        """How near each image's query is to every task's key: (B, T)."""
+        return cosine(self.vit(stem), self.keys())
+
+    def chosen_task(self, stem: Stem) -> Tensor:
+        return self.cosines(stem).argmax(dim=1)
+
+    def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
+        general = Prefix.shared(self.general, self.general_layers, batch=tasks.shape[0])
+        own = self.prompts()[tasks].permute(1, 2, 0, 3, 4)  # (B, L, 2, n, D) -> (L, 2, B, n, D)
+        features: Tensor = self.vit(stem, AtDifferentLayers(general, Prefix(own, self.task_layers)))
+        return features
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Cross entropy under the prompt of each image's own task, and the pull of that task's key towards the query."""
+        stem, tasks = self.vit.stem(images), self.task_of_class[labels]
+        own = self.cosines(stem).gather(1, tasks.unsqueeze(1))  # (B, 1)
+        logits = self.head(self.features_under(stem, tasks))
+        return {"ce": self.own_task_cross_entropy(logits, labels), "pull": -self.options.pull * own.mean()}
+
+
+class AtDifferentLayers(Adaptation):
+    """Two prefixes that share no layer."""
+
+    def __init__(self, one: Prefix, other: Prefix) -> None:
+        self.one, self.other = one, other
+
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.one.prefix(layer, x) or self.other.prefix(layer, x)

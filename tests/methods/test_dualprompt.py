@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from helpers import TINY, tiny_vit
+from torch import Tensor
+
+from caprompt.methods.dualprompt import DualPrompt, DualPromptOptions
+from caprompt.vit import Adaptation, ViTConfig
+
+FOUR_LAYERS = ViTConfig(image_size=16, patch_size=4, width=32, depth=4, heads=2, mlp_width=64)
+IMAGES = torch.randn(3, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([3, 5, 4])  # of the third task
+
+
+def made(config: ViTConfig = FOUR_LAYERS, **options: object) -> DualPrompt:
+    """A method with distinct random prompts, as if it had learned three tasks."""
+    chosen = DualPromptOptions(**{"length": 4, "general_length": 6, "task_layers": 1, **options})  # type: ignore[arg-type]
+    method = DualPrompt(tiny_vit(config=config), chosen)
+    for number, classes in enumerate((2, 1, 3)):
+        method.begin_task(classes, torch.Generator().manual_seed(number))
+        method.prompts.newest.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
+    return method
+
+
+class Written(Adaptation):
+    """Prefixes of a batch of one image, layer by layer: (keys, values), (n, D) each."""
+
+    def __init__(self, at: dict[int, tuple[Tensor, Tensor]]) -> None:
+        self.at = at
+
+    def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        return (self.at[layer][0].unsqueeze(0), self.at[layer][1].unsqueeze(0)) if layer in self.at else None
+
+
+def by_hand(method: DualPrompt, image: Tensor, task: int) -> Tensor:
+    """Features of one image: the general prompt in layers 0 and 1, the task's in layer 2."""
+    general, own = method.general, method.prompts()[task]
+    at = {0: (general[0, 0], general[0, 1]), 1: (general[1, 0], general[1, 1]), 2: (own[0, 0], own[0, 1])}
+    features: Tensor = method.vit(image.unsqueeze(0), Written(at))[0]
+    return features
+
+
+def test_each_image_gets_keys_and_values_of_its_own_task() -> None:
+    method = made()
+    tasks = torch.tensor([2, 0, 1])
+    expected = torch.stack([by_hand(method, image, int(task)) for image, task in zip(IMAGES, tasks, strict=True)])
+    torch.testing.assert_close(method.features_under(method.vit.stem(IMAGES), tasks), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.answer(IMAGES, tasks).logits, method.head(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_the_task_with_the_nearest_key_is_chosen() -> None:
+    method = made()
+    queries = method.vit(IMAGES)
+    method.keys.earlier.copy_(torch.stack([queries[2], 5 * queries[0]]))
+    method.keys.newest.data.copy_(queries[1:2])
+    answer = method.answer(IMAGES)
+    assert answer.task_weights.argmax(dim=1).tolist() == [1, 2, 0]
+    expected = torch.stack([by_hand(method, image, task) for image, task in zip(IMAGES, [1, 2, 0], strict=True)])
+    torch.testing.assert_close(answer.logits, method.head(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_losses_by_hand() -> None:
+    method = made(pull=0.7)
+    logits = torch.stack([method.head(by_hand(method, image, 2)) for image in IMAGES])
+    losses = method.loss(IMAGES, LABELS)
+    torch.testing.assert_close(losses["ce"], F.cross_entropy(logits[:, 3:], LABELS - 3), rtol=1e-4, atol=1e-5)
+    cosines = [F.cosine_similarity(query, method.keys()[2], dim=0) for query in method.vit(IMAGES)]
+    torch.testing.assert_close(losses["pull"], -0.7 * torch.stack(cosines).mean())
+
+
+def test_images_of_known_classes_are_seen_under_their_own_prompt() -> None:
+    method = made()
+    labels = torch.tensor([2, 0, 5])
+    logits = [method.head(by_hand(method, image, task)) for image, task in zip(IMAGES, (1, 0, 2), strict=True)]
+    entropies = [-logits[0][2:3].log_softmax(0)[0], -logits[1][:2].log_softmax(0)[0], -logits[2][3:].log_softmax(0)[2]]
+    torch.testing.assert_close(method.loss(IMAGES, labels)["ce"], torch.stack(entropies).mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_prompt_starts_from_the_previous_one_and_its_key_does_not() -> None:
+    method = made()
+    prompt, key, general = method.prompts.newest.detach().clone(), method.keys.newest.detach().clone(), method.general.clone()
+    method.begin_task(1, torch.Generator().manual_seed(9))
+    assert torch.equal(method.prompts.newest, prompt)
+    assert torch.equal(method.prompts.earlier[-1:], prompt)
+    assert not torch.equal(method.keys.newest, key)
+    assert torch.equal(method.keys.earlier[-1:], key)
+    assert torch.equal(method.general, general)
+
+
+def test_shallow_backbones_keep_a_layer_for_the_tasks() -> None:
+    method = made(config=TINY, task_layers=3)
+    assert (list(method.general_layers), list(method.task_layers)) == ([0], [1])
+    deep = made(task_layers=3)
+    assert (list(deep.general_layers), list(deep.task_layers)) == ([0, 1], [2, 3])

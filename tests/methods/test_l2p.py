@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import TINY, tiny_vit
+from torch import Tensor
+
+from caprompt.errors import OptionError
+from caprompt.methods import build
+from caprompt.methods.l2p import L2P, L2POptions
+from caprompt.vit import Adaptation
+
+IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([2, 4, 3, 2])  # of the second task
+
+
+def made(**options: object) -> L2P:
+    method = L2P(tiny_vit(), L2POptions(**{"length": 3, "top": 2, "pool": 6, **options}))  # type: ignore[arg-type]
+    for number, classes in enumerate((2, 3)):
+        method.begin_task(classes, torch.Generator().manual_seed(number))
+    return method
+
+
+class InFront(Adaptation):
+    """Rows (n, D) in front of the first block, for a batch of one image."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def tokens(self, layer: int, x: Tensor) -> Tensor | None:
+        return self.rows.unsqueeze(0) if layer == 0 else None
+
+
+def by_hand(method: L2P, image: Tensor) -> tuple[Tensor, list[float]]:
+    """Logits of one image and the cosines of its chosen keys, prompt by prompt."""
+    query = method.vit(image.unsqueeze(0))[0]
+    cosines = [float(F.cosine_similarity(query, key, dim=0)) for key in method.keys.detach()]
+    chosen = sorted(range(len(cosines)), key=lambda m: -cosines[m])[: method.options.top]
+    rows = torch.cat([method.prompts[m] for m in chosen])
+    tokens = method.vit.encode(image.unsqueeze(0), InFront(rows))[0]
+    return method.head(sum(tokens[: len(rows)]) / len(rows)), [cosines[m] for m in chosen]
+
+
+def test_each_image_gets_the_prompts_whose_keys_are_nearest_to_its_query() -> None:
+    method = made(top=1)
+    queries = method.vit(IMAGES)
+    method.keys.data[:4] = 7 * queries.flip(0)  # image b's own query is the key of prompt 3 - b
+    cosines, indices = method.chosen(method.vit.stem(IMAGES))
+    assert indices.tolist() == [[3], [2], [1], [0]]
+    torch.testing.assert_close(cosines, torch.ones(4, 1))
+
+
+def test_logits_and_losses_by_hand() -> None:
+    method = made()
+    found = [by_hand(method, image) for image in IMAGES]
+    torch.testing.assert_close(method.answer(IMAGES).logits, torch.stack([logits for logits, _ in found]), rtol=1e-4, atol=1e-5)
+    losses = method.loss(IMAGES, LABELS)
+    entropies = [-logits[2:].log_softmax(dim=0)[label - 2] for (logits, _), label in zip(found, LABELS, strict=True)]
+    torch.testing.assert_close(losses["ce"], torch.stack(entropies).mean(), rtol=1e-4, atol=1e-5)
+    pull = -0.1 * torch.tensor([sum(cosines) for _, cosines in found]).mean()
+    torch.testing.assert_close(losses["pull"], pull)
+
+
+def test_only_the_pull_moves_keys_and_only_chosen_ones() -> None:
+    method = made(top=1)
+    losses = method.loss(IMAGES, LABELS)
+    (by_ce,) = torch.autograd.grad(losses["ce"], method.keys, retain_graph=True, allow_unused=True)
+    assert by_ce is None
+    losses["pull"].backward()
+    assert method.keys.grad is not None
+    chosen = set(method.chosen(method.vit.stem(IMAGES))[1].flatten().tolist())
+    moved = set(method.keys.grad.abs().sum(dim=1).nonzero().flatten().tolist())
+    assert moved == chosen
+    assert chosen != set(range(6))
+
+
+def test_the_pool_stays_as_it_is_when_a_task_begins() -> None:
+    method = made()
+    prompts, keys = method.prompts.detach().clone(), method.keys.detach().clone()
+    method.begin_task(2, torch.Generator().manual_seed(9))
+    assert torch.equal(method.prompts, prompts)
+    assert torch.equal(method.keys, keys)
+    assert 0.5 < float(prompts.std()) < 0.65  # U(-1, 1): 0.577
+
+
+def test_no_more_prompts_are_chosen_than_there_are() -> None:
+    with pytest.raises(OptionError, match="option 'top' of l2p cannot be '4'"):
+        build("l2p", tiny_vit(), {"pool": 3, "top": 4})
+    with pytest.raises(OptionError, match="no more prompts can be chosen than the pool has"):
+        build("l2p", tiny_vit(), {"pool": 3})
