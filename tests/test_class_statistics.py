@@ -89,6 +89,16 @@ def test_centroids_find_separate_groups_and_survive_merging() -> None:
     assert {round(float(value) / 30) for value in drawn} == {-1, 0, 1}
 
 
+def test_centres_are_the_mean_or_the_centroids() -> None:
+    features = cloud(2)
+    rows, images_there = observed("covariance", features).centres()
+    torch.testing.assert_close(rows[0], features.mean(dim=0, keepdim=True).float())
+    assert images_there.tolist() == [[2]]
+    rows, images_there = observed("multi-centroid", features).centres()
+    assert sorted(images_there[0].tolist()) == [0, 1, 1], "two images fill two of three centroids"
+    torch.testing.assert_close(rows[0][images_there[0] > 0].sum(dim=0), features.sum(dim=0).float())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_or_two_images_are_enough(kind: str, count: int) -> None:

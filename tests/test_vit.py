@@ -245,6 +245,14 @@ def test_passes_from_a_stem_equal_passes_from_images() -> None:
     torch.testing.assert_close(vit(stem.only(torch.tensor([2, 0]))), vit(images())[[2, 0]], rtol=1e-5, atol=1e-5)
 
 
+def test_the_class_token_is_the_feature_before_the_last_norm() -> None:
+    vit = tiny_vit(config=FULL)
+    for adaptation in (Adaptation(), Everything()):
+        token = vit.class_token(images(), adaptation)
+        assert not torch.allclose(token, vit(images(), adaptation))
+        torch.testing.assert_close(vit.norm(token), vit(images(), adaptation))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_give_float32_features_near_the_exact_ones(dtype: torch.dtype) -> None:
     exact, vit = tiny_vit(config=FULL)(images()), tiny_vit(config=FULL).to(dtype)

@@ -75,6 +75,10 @@ class Statistics(nn.Module):
         """Merge the spread of new images (n, D, centred) whose mean lies `shift` away from that of the `before` earlier ones."""
         return
 
+    def centres(self) -> tuple[Tensor, Tensor]:
+        """Where each class lies, (C, k, D), and how many images each of its k places stands for, (C, k); some may be empty."""
+        return self.mean.unsqueeze(1), self.count.unsqueeze(1)
+
     def sampler(self) -> Draw:
         """A function that draws features of every class, (C, each, D); what all draws share is computed once. Here the mean."""
         return lambda each, generator: self.mean.unsqueeze(1).expand(-1, each, -1)
@@ -214,6 +218,9 @@ class MultiCentroid(Statistics):
         nearest = torch.from_numpy(KMeans(k, n_init=1, random_state=0).fit(features.cpu().numpy()).labels_)
         groups = [features[nearest.to(features.device) == cluster] for cluster in range(k)]
         return [(float(len(group)), group.mean(dim=0), group.var(dim=0, correction=0)) for group in groups]
+
+    def centres(self) -> tuple[Tensor, Tensor]:
+        return self.centroid, self.share
 
     def sampler(self) -> Draw:
         within = (self.share.unsqueeze(2) * self.variance).sum(dim=1) / self.count.clamp_min(1).unsqueeze(1)  # (C, D)

@@ -167,6 +167,7 @@ class ContinualClassifier:
     def _begin(self, new: Sequence[str]) -> None:
         if new:
             self.classes.extend(new)
+            self.method.announce(self.classes)
             self.method.begin_task(len(new), self._generator("begin"))
 
     def _generator(self, purpose: str) -> torch.Generator:

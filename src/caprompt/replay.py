@@ -19,15 +19,15 @@ from caprompt.options import Options
 from caprompt.recording import recorded
 from caprompt.seeds import generator_on
 
-__all__ = ["ReplayOptions", "align", "build"]
+__all__ = ["ReplayKind", "ReplayOptions", "align", "build"]
+
+ReplayKind = Literal["covariance", "low-rank", "variance", "multi-centroid", "mean"]
 
 
 class ReplayOptions(Options):
     """What is remembered of classes, and how the head is aligned with it."""
 
-    replay: Literal["covariance", "low-rank", "variance", "multi-centroid", "mean"] = Field(
-        "covariance", description="what is remembered of each class"
-    )
+    replay: ReplayKind = Field("covariance", description="what is remembered of each class")
     rank: int = Field(16, ge=1, description="replay='low-rank': directions per class")
     centroids: int = Field(5, ge=1, description="replay='multi-centroid': centroids per class")
     align_epochs: int = Field(100, ge=0, description="epochs of classifier alignment after a task; 0 for none")

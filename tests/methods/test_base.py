@@ -56,3 +56,13 @@ def test_task_of_class_before_and_after_the_first_task() -> None:
         method.begin_task(classes, torch.Generator())
     assert method.task_of_class.tolist() == [0, 0, 1, 2, 2, 2]
     torch.testing.assert_close(method.task_sums(torch.full((1, 6), 1 / 6)), torch.tensor([[2 / 6, 1 / 6, 3 / 6]]))
+
+
+def test_own_task_cross_entropy_leaves_out_the_classes_of_other_tasks() -> None:
+    method = build("sequential-prompt", tiny_vit(), {"length": 4})
+    for classes in (2, 1, 3):
+        method.begin_task(classes, torch.Generator())
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    among = [torch.logsumexp(logits[row, first:last], dim=0) for row, (first, last) in enumerate([(3, 6), (0, 2), (2, 3)])]
+    expected = (sum(among) - logits[0, 4] - logits[1, 0] - logits[2, 2]) / 3
+    torch.testing.assert_close(method.own_task_cross_entropy(logits, torch.tensor([4, 0, 2])), expected)

@@ -40,3 +40,11 @@ def test_length_counts_keys_and_values_together() -> None:
     assert random_prompt(TINY, PrefixOptions(length=10, layers=(1,)), torch.Generator()).shape == (1, 2, 5, TINY.width)
     with pytest.raises(ValueError, match="multiple of 2"):
         PrefixOptions(length=5)
+
+
+def test_the_first_layers_are_as_many_as_there_are() -> None:
+    assert prompted_layers(TINY, PrefixOptions(layers="first-1")) == (0,)
+    assert prompted_layers(TINY, PrefixOptions(layers="first-5")) == (0, 1)
+    for wrong in ("first-0", "first", "last-2"):
+        with pytest.raises(ValueError, match="layers"):
+            PrefixOptions(layers=wrong)

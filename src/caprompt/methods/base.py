@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -27,7 +27,7 @@ from caprompt.errors import UnknownNameError
 from caprompt.options import Options
 from caprompt.vit import ViT
 
-__all__ = ["Answer", "Batches", "GrowingHead", "Method", "build", "find", "register", "registered"]
+__all__ = ["Answer", "Batches", "GrowingHead", "Method", "build", "find", "linear_start", "register", "registered"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
 
@@ -41,6 +41,12 @@ class Answer:
     passes: Tensor  # (B,), forward passes that each image took
 
 
+def linear_start(shape: Sequence[int], inputs: int, generator: torch.Generator) -> Tensor:
+    """First values of weights or biases of neurons with so many inputs, drawn as `nn.Linear` and `nn.Conv2d` draw them."""
+    bound = inputs**-0.5
+    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
+
+
 class GrowingHead(nn.Module):
     """A linear classifier that gets further rows as classes arrive."""
 
@@ -52,9 +58,8 @@ class GrowingHead(nn.Module):
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn as `nn.Linear` draws them; the old rows stay bit for bit."""
         width = self.weight.shape[1]
-        bound = width**-0.5
-        rows = torch.empty(classes, width).uniform_(-bound, bound, generator=generator).to(self.weight)
-        bias = torch.empty(classes).uniform_(-bound, bound, generator=generator).to(self.bias)
+        rows = linear_start((classes, width), width, generator).to(self.weight)
+        bias = linear_start((classes,), width, generator).to(self.bias)
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
 
@@ -104,6 +109,10 @@ class Method(nn.Module, ABC):
     def answers_alike(self) -> bool:
         """Does `answer` do the same work for every batch, so that a GPU may record and replay it?"""
         return self.replayable
+
+    def announce(self, names: Sequence[str]) -> None:
+        """Called before `begin_task` with the names of all classes, the new ones last; for methods that have read about them."""
+        return
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """Make room for new classes. Children that extend it call it first."""

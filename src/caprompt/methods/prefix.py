@@ -13,15 +13,17 @@ from caprompt.errors import OptionError
 from caprompt.options import Options
 from caprompt.vit import Adaptation, ViTConfig
 
-__all__ = ["Prefix", "PrefixOptions", "prompted_layers", "random_prompt"]
+__all__ = ["Layers", "Prefix", "PrefixOptions", "prompted_layers", "random_prompt", "random_rows"]
+
+Layers = Literal["all"] | Annotated[str, Field(pattern=r"^first-[1-9]\d*$")] | Annotated[tuple[int, ...], Field(min_length=1)]
 
 
 class PrefixOptions(Options):
     """The shape and the start of prefix prompts."""
 
     length: int = Field(10, ge=2, multiple_of=2, description="prompt rows per layer, keys and values counted together")
-    layers: Literal["all"] | Annotated[tuple[int, ...], Field(min_length=1)] = Field(
-        "all", description="the layers that are prompted, from 0; '0-8' is a range"
+    layers: Layers = Field(
+        "all", description="the layers that are prompted, from 0; '0-8' is a range, 'first-5' as many as the backbone has of 0-4"
     )
     init: Literal["normal", "uniform"] = Field("normal", description="first prompt: N(0, 0.02), or U(-1, 1) as the paper's program")
 
@@ -57,9 +59,10 @@ class Prefix(Adaptation):
 
 
 def prompted_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]:
-    """The layers that get a prompt; every one of them must exist."""
-    if options.layers == "all":
-        return tuple(range(config.depth))
+    """The layers that get a prompt; every one that is named must exist."""
+    if isinstance(options.layers, str):
+        count = config.depth if options.layers == "all" else int(options.layers.removeprefix("first-"))
+        return tuple(range(min(count, config.depth)))
     for layer in options.layers:
         if not 0 <= layer < config.depth:
             raise OptionError(f"option 'layers' names layer {layer}, but this backbone has layers 0 to {config.depth - 1}")
@@ -68,7 +71,12 @@ def prompted_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...
 
 def random_prompt(config: ViTConfig, options: PrefixOptions, generator: torch.Generator) -> Tensor:
     """A first prompt: (L, 2, n, D), with n rows of keys and n of values."""
-    rows = torch.empty(len(prompted_layers(config, options)), 2, options.length // 2, config.width)
+    return random_rows((len(prompted_layers(config, options)), 2, options.length // 2, config.width), options, generator)
+
+
+def random_rows(shape: Sequence[int], options: PrefixOptions, generator: torch.Generator) -> Tensor:
+    """First values of what a prompt is made of, as option `init` has them."""
+    rows = torch.empty(tuple(shape))
     if options.init == "uniform":
         return rows.uniform_(-1, 1, generator=generator)
     return rows.normal_(0, 0.02, generator=generator)

@@ -1,0 +1,163 @@
+"""HiDe-Prompt: hierarchical decomposition prompt (Wang et al., NeurIPS 2023, arXiv:2310.07234).
+
+Class-incremental learning in three parts, each with its own learner:
+
+    within a task         every task t has prefix prompts of its own,  P_t = (1 - m) p_t + m mean(P_0 ... P_{t-1})
+    which task            a classifier on un-prompted features (`task_identity.py`) names the class, its task the prompt
+    between tasks         the head is aligned with features drawn from the statistics of all classes
+
+While a task trains, its features are also kept apart from each other and from where the earlier classes lie. With
+M = [centres of the earlier classes; features of the batch], every row should be most similar to itself:
+
+    L = CE(head f(x, P_t) among the task's classes) + contrast x CE(M M^T / 0.8, identity)
+
+Both classifiers that span tasks learn in `consolidate`, from two sets of statistics: of features under the own task's prompt for
+the head, of un-prompted features for the task identity. A training step thus needs one pass.
+
+Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as many of values), D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from caprompt import replay
+from caprompt.methods.base import Answer, Batches, Method, register
+from caprompt.methods.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_prompt
+from caprompt.methods.task_identity import TaskIdentity
+from caprompt.replay import ReplayKind
+from caprompt.vit import Stem, ViT
+
+__all__ = ["HiDePrompt", "HiDePromptOptions", "contrastive_loss"]
+
+TEMPERATURE = 0.8
+
+
+class HiDePromptOptions(replay.ReplayOptions, PrefixOptions):
+    """The prompts' mixture, the contrast, and what is remembered."""
+
+    layers: Layers = Field(
+        "first-5", description="the layers that are prompted: 'first-5', 'all', a list, or a range such as '0-8'"
+    )
+    replay: ReplayKind = Field("multi-centroid", description="what is remembered of each class")
+    centroids: int = Field(10, ge=1, description="replay='multi-centroid': centroids per class")
+    mixture: float = Field(0.01, ge=0, le=1, description="share of the earlier tasks' mean prompt in a task's prompt")
+    contrast: float = Field(0.1, ge=0, description="weight of the contrastive regularisation; 0 switches it off")
+
+
+@register("hide-prompt")
+class HiDePrompt(Method):
+    """A prompt per task, chosen by a classifier of its own; the head is aligned with remembered statistics."""
+
+    summary = "a prompt per task, the task named by a classifier on un-prompted features (NeurIPS 2023)"
+    options_class = HiDePromptOptions
+    options: HiDePromptOptions
+
+    def __init__(self, vit: ViT, options: HiDePromptOptions) -> None:
+        super().__init__(vit, options)
+        width = vit.config.width
+        self.layers = prompted_layers(vit.config, options)
+        start = random_prompt(vit.config, options, torch.Generator())
+        self.prompt = nn.Parameter(start)  # p_t of the newest task, (L, 2, n, D)
+        self.register_buffer("earlier", start.new_empty(0, *start.shape))
+        self.statistics = replay.build(options, width)  # of features under the own task's prompt
+        self.plain_statistics = replay.build(options, width)  # of un-prompted features
+        self.identity = TaskIdentity(width)
+
+    earlier: Tensor  # P_0 ... P_{T-2}, frozen for good: (T - 1, L, 2, n, D)
+
+    def begin_task(self, classes: int, generator: torch.Generator) -> None:
+        """A new prompt, starting from the previous task's mixture, which is frozen."""
+        super().begin_task(classes, generator)
+        self.statistics.grow(classes)
+        self.plain_statistics.grow(classes)
+        self.identity.grow(classes, generator)
+        if len(self.task_sizes) == 1:
+            self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
+        else:
+            previous = self.mixed_prompt().detach()
+            self.earlier = torch.cat([self.earlier, previous.unsqueeze(0)])
+            self.prompt = nn.Parameter(previous.clone())
+
+    # -- prompts -----------------------------------------------------------------------------------------------------------
+
+    def mixed_prompt(self) -> Tensor:
+        """P_t of the newest task, (L, 2, n, D)."""
+        if not len(self.earlier):
+            return self.prompt
+        share = self.options.mixture
+        return (1 - share) * self.prompt + share * self.earlier.mean(dim=0)
+
+    def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
+        """Features of images, each under the prompt of the task named for it, (B,) -> (B, D)."""
+        prompts = torch.cat([self.earlier, self.mixed_prompt().unsqueeze(0)])  # (T, L, 2, n, D)
+        features: Tensor = self.vit(stem, Prefix(prompts[tasks].movedim(0, 2), self.layers))  # rows (L, 2, B, n, D)
+        return features
+
+    # -- training ----------------------------------------------------------------------------------------------------------
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Cross entropy among the task's classes, and contrast x contrastive regularisation."""
+        features = self.vit(images, Prefix.shared(self.mixed_prompt(), self.layers, images.shape[0]))
+        parts = {"ce": self.masked_cross_entropy(self.head(features), labels)}
+        if self.options.contrast:
+            centres, images_there = (part[: self.known].flatten(0, 1) for part in self.statistics.centres())
+            parts["contrast"] = self.options.contrast * contrastive_loss(features, centres, images_there > 0)
+        return parts
+
+    # -- after a task ------------------------------------------------------------------------------------------------------
+
+    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
+        """Both statistics of the classes at hand; from the second call on, alignment of the head and of the task identity."""
+        known = int((self.statistics.count > 0).sum())
+        self.observe(batches)
+        if not known:
+            return
+        replay.align(self.head, self.statistics, self.options, known, generator)
+        if len(self.task_sizes) > 1:
+            with self.identity.learning():
+                replay.align(self.identity, self.plain_statistics, self.options, known, generator)
+
+    @torch.no_grad()
+    def observe(self, batches: Batches) -> None:
+        """Merge the images into the statistics, under their class's own prompt and without any."""
+        prompted, plain = [], []
+        for images, labels in batches:
+            stem = self.vit.stem(images)
+            prompted.append((self.features_under(stem, self.task_of_class[labels]), labels))
+            plain.append((self.vit(stem), labels))
+        self.statistics.observe_all(prompted)
+        self.plain_statistics.observe_all(plain)
+
+    # -- prediction --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+        """Find each image's task without a prompt, then its class under that task's prompt; a single task needs no finding."""
+        stem = self.vit.stem(images)
+        find = true_tasks is None and len(self.task_sizes) > 1
+        if find:
+            tasks = self.task_of_class[self.identity(self.vit(stem)).argmax(dim=1)]  # (B,)
+        else:
+            tasks = self.task_of_class.new_zeros(images.shape[0]) if true_tasks is None else true_tasks
+        logits: Tensor = self.head(self.features_under(stem, tasks))
+        weights = F.one_hot(tasks, len(self.task_sizes)).to(logits)
+        return Answer(logits, weights, torch.full_like(tasks, 2 if find else 1))
+
+
+def contrastive_loss(features: Tensor, centres: Tensor, occupied: Tensor) -> Tensor:
+    """Each row of [centres; features], (R, D) and (B, D), should be most similar to itself; centres not `occupied` are no rows.
+
+    >>> one = torch.eye(2)[:1]
+    >>> expected = torch.log1p(torch.exp(torch.tensor(-1 / 0.8)))
+    >>> bool(torch.isclose(contrastive_loss(one, torch.eye(2)[1:], torch.tensor([True])), expected))
+    True
+    """
+    rows = torch.cat([centres, features])
+    counts = torch.cat([occupied, occupied.new_ones(features.shape[0])])  # (R + B,)
+    similar = (rows @ rows.T / TEMPERATURE).masked_fill(~counts, float("-inf"))  # columns of empty centres
+    losses = F.cross_entropy(similar, torch.arange(rows.shape[0], device=rows.device), reduction="none")
+    return torch.where(counts, losses, 0).sum() / counts.sum()
