@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from caprompt.cli import main
+from caprompt.methods import find
 from caprompt.vit import ViT, ViTConfig
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -36,6 +37,12 @@ COLOURS = {
     "grey": (128, 128, 128),
 }
 QUICK = {"epochs": 2, "batch_size": 4, "length": 4, "align_epochs": 3}
+SMALL = {"bottleneck": 4, "projections": 100}
+
+
+def quick_options(method: str) -> dict[str, int]:
+    """Options that make a method learn quickly and stay small, as far as it has them."""
+    return {name: value for name, value in {**QUICK, **SMALL}.items() if name in find(method).options_class.model_fields}
 
 
 def tiny_vit(seed: int = 0, config: ViTConfig = TINY) -> ViT:

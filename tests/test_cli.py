@@ -215,7 +215,7 @@ def test_decompression_bomb(place: Path, bad: Path) -> None:
     [
         (
             ["run", "--method", "capromt"],
-            "unknown method 'capromt' (did you mean 'caprompt'?); there are: caprompt, ",
+            "unknown method 'capromt' (did you mean 'caprompt'?); there are: ",
         ),
         (["run", "--backbone", "vit_giant"], "unknown backbone 'vit_giant'"),
         (["run", "--dataset", "imagenet"], "unknown data set 'imagenet'"),

@@ -12,7 +12,7 @@ from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.errors import CapromptError, DataError, ModelFolderError
-from caprompt.events import CallBegan, CallEnded, Event, Reading, StepTaken
+from caprompt.events import CallBegan, CallEnded, Consolidating, Event, Reading, StepTaken
 
 
 def fresh(backbone: Path, **settings: object) -> ContinualClassifier:
@@ -128,6 +128,18 @@ def test_events_in_order(backbone: Path) -> None:
     assert kinds.index(CallBegan) < kinds.index(StepTaken) < kinds.index(CallEnded)
     began = next(event for event in events if isinstance(event, CallBegan))
     assert (began.task, began.new_classes, began.images, began.epochs) == (1, ("green", "red"), 10, 2)
+
+
+def test_a_method_that_does_not_train_tells_of_no_step(backbone: Path, tmp_path: Path) -> None:
+    events: list[Event] = []
+    model = ContinualClassifier("ncm", backbone)
+    model.learn(squares(["red", "green"]), folder=tmp_path, listen=events.append)
+    kinds = [type(event) for event in events if not isinstance(event, Reading)]
+    assert kinds == [CallBegan, Consolidating, CallEnded]
+    assert next(event for event in events if isinstance(event, CallBegan)).epochs == 0
+    assert model.history == []
+    again = ContinualClassifier.load(tmp_path)
+    assert again.evaluate(squares(["red", "green"], start=30)).accuracy == 100
 
 
 def test_a_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:

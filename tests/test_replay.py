@@ -53,6 +53,19 @@ def test_alignment_follows_the_ruling_on_steps(monkeypatch: pytest.MonkeyPatch) 
     assert sizes == [5 * 4] * (20 * 4)
 
 
+def test_a_method_may_draw_in_its_own_way() -> None:
+    """The statistics say nothing of what is drawn here: the head can only have learned it from there."""
+    chosen = options(replay="mean")
+    statistics = replay.build(chosen, 4)
+    statistics.grow(2)
+    head = GrowingHead(4)
+    head.grow(2, torch.Generator().manual_seed(0))
+    drawn = torch.eye(4)[:2]
+    generator = torch.Generator().manual_seed(1)
+    replay.align(head, statistics, chosen, 2, generator, draw=lambda each, _: drawn.unsqueeze(1).expand(-1, each, -1))
+    assert (head(drawn).softmax(dim=1).diagonal() > 0.8).all()
+
+
 def test_no_epochs_leave_the_head_alone() -> None:
     chosen = replay.ReplayOptions(align_epochs=0)
     statistics = replay.build(chosen, 4)

@@ -7,7 +7,7 @@ from helpers import TINY, same_tensors, tiny_vit
 from caprompt.events import EpochEnded, Event, StepTaken
 from caprompt.methods import build
 from caprompt.methods.base import Batches, Method
-from caprompt.optimizing import state_of, trainable
+from caprompt.optimizing import for_training, state_of, trainable
 from caprompt.options import Options
 from caprompt.training import fit, rate_factor
 
@@ -81,6 +81,26 @@ def test_clipping_bounds_the_gradient() -> None:
 
     fit(made, batches, listen=measure)
     assert norms == pytest.approx([0.01] * 3, rel=1e-3)
+
+
+def test_a_task_without_epochs_is_not_trained() -> None:
+    """There may be nothing to optimise, and nobody asks for the batches."""
+    made = build("ncm", tiny_vit(), {})
+    made.begin_task(2, torch.Generator())
+    assert not trainable(made)
+    events: list[Event] = []
+    asked: list[int] = []
+    fit(made, lambda epoch: asked.append(epoch) or batches(epoch), listen=events.append)  # type: ignore[func-returns-value]
+    assert events == asked == []
+
+
+def test_a_proxy_is_trained_at_the_heads_rate() -> None:
+    made = build("ease", tiny_vit(), {"bottleneck": 4, "learning_rate": 0.01, "head_rate": 0.1})
+    made.begin_task(2, torch.Generator().manual_seed(0))
+    rest, head = for_training(made).param_groups
+    assert head["base"] == pytest.approx(0.001)
+    assert {id(parameter) for parameter in head["params"]} == {id(parameter) for parameter in made.trained_head.parameters()}
+    assert len(rest["params"]) == 4
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])

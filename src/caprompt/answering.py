@@ -23,7 +23,7 @@ class Answering:
     def __init__(self, method: Method, size: int) -> None:
         self.method = method
         self.size = size
-        self.device = method.head.weight.device
+        self.device = method.device
         self.same_work = recorded(self.parts, self.device)
 
     def parts(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

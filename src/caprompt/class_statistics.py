@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Covariance", "LowRank", "MultiCentroid", "Statistics", "Variance"]
+__all__ = ["Covariance", "Draw", "LowRank", "MultiCentroid", "Statistics", "Variance"]
 
 Draw = Callable[[int, torch.Generator], Tensor]  # features per class, chance -> (C, each, D)
 

@@ -24,7 +24,7 @@ def trainable(method: Method) -> list[nn.Parameter]:
 
 def for_training(method: Method) -> torch.optim.Optimizer:
     """The optimiser of one task: a group for the head and one for all else that learns."""
-    options, head, learning = method.options, set(method.head.parameters()), trainable(method)
+    options, head, learning = method.options, set(method.trained_head.parameters()), trainable(method)
     groups = [
         ([parameter for parameter in learning if parameter not in head], options.learning_rate),
         ([parameter for parameter in learning if parameter in head], options.learning_rate * options.head_rate),

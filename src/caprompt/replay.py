@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt import optimizing
-from caprompt.class_statistics import Covariance, LowRank, MultiCentroid, Statistics, Variance
+from caprompt.class_statistics import Covariance, Draw, LowRank, MultiCentroid, Statistics, Variance
 from caprompt.options import Options
 from caprompt.recording import recorded
 from caprompt.seeds import generator_on
@@ -44,16 +44,24 @@ def build(options: ReplayOptions, width: int) -> Statistics:
     return {"mean": Statistics, "variance": Variance, "covariance": Covariance}[options.replay](width)
 
 
-def align(head: nn.Module, statistics: Statistics, options: ReplayOptions, old_classes: int, generator: torch.Generator) -> None:
+def align(
+    head: nn.Module,
+    statistics: Statistics,
+    options: ReplayOptions,
+    old_classes: int,
+    generator: torch.Generator,
+    draw: Draw | None = None,
+) -> None:
     """Train the head alone on features drawn from every class, so that classes of different tasks become comparable.
 
     Each epoch draws `align_draws` batches of features a class and takes as many steps of that size as there are old classes.
+    Features come from the statistics as they are, unless the method has its own way to `draw` them.
     """
     each, device = options.align_draws * options.batch_size, statistics.mean.device
     chance = generator_on(device, generator)
     optimizer = optimizing.build("sgd", [(list(head.parameters()), options.align_rate)])
     labels = torch.arange(len(statistics.mean), device=device).repeat_interleave(each)  # (C * each,)
-    draw = statistics.sampler()
+    draw = draw or statistics.sampler()
 
     def steps(features: Tensor, order: Tensor) -> None:
         for step in order.split(each)[:old_classes]:

@@ -35,4 +35,4 @@ class Step:
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """The step, recorded on a GPU where the method allows it."""
     step = Step(method, optimizer)
-    return recorded(step, method.head.weight.device) if method.replayable else step
+    return recorded(step, method.device) if method.replayable else step

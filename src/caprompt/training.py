@@ -33,7 +33,9 @@ def fit(
     save: Callable[[EpochEnded, torch.optim.Optimizer], None] = lambda epoch, optimizer: None,
 ) -> None:
     """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs."""
-    options, epochs, device = method.options, method.epochs, method.head.weight.device
+    options, epochs, device = method.options, method.epochs, method.device
+    if not epochs:
+        return  # nothing is trained in this task, so there may be nothing to optimise
     optimizer = optimizing.for_training(method)
     if optimizer_tensors:
         optimizing.load_state(optimizer, optimizer_tensors)

@@ -27,7 +27,7 @@ from caprompt.errors import UnknownNameError
 from caprompt.options import Options
 from caprompt.vit import ViT
 
-__all__ = ["Answer", "Batches", "GrowingHead", "Method", "build", "find", "linear_start", "register", "registered"]
+__all__ = ["Answer", "Batches", "GrowingHead", "Head", "Method", "build", "find", "linear_start", "register", "registered"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
 
@@ -47,8 +47,16 @@ def linear_start(shape: Sequence[int], inputs: int, generator: torch.Generator) 
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
-class GrowingHead(nn.Module):
-    """A linear classifier that gets further rows as classes arrive."""
+class Head(nn.Module, ABC):
+    """A classifier that gets further rows as classes arrive: trained ones, class means, or whatever a method answers with."""
+
+    @abstractmethod
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Append rows; the old ones stay bit for bit."""
+
+
+class GrowingHead(Head):
+    """A linear classifier, the head of most methods."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,7 +64,7 @@ class GrowingHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(0))
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows drawn as `nn.Linear` draws them; the old rows stay bit for bit."""
+        """Append rows drawn as `nn.Linear` draws them."""
         width = self.weight.shape[1]
         rows = linear_start((classes, width), width, generator).to(self.weight)
         bias = linear_start((classes,), width, generator).to(self.bias)
@@ -79,12 +87,13 @@ class Method(nn.Module, ABC):
     replayable: ClassVar[bool] = True
 
     options: Options
+    head: Head
 
-    def __init__(self, vit: ViT, options: Options) -> None:
+    def __init__(self, vit: ViT, options: Options, head: Head | None = None) -> None:
         super().__init__()
         self.vit = vit
         self.options = options
-        self.head = GrowingHead(vit.config.width)
+        self.head = GrowingHead(vit.config.width) if head is None else head
         self.task_sizes: list[int] = []
         self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
 
@@ -92,8 +101,18 @@ class Method(nn.Module, ABC):
 
     @property
     def epochs(self) -> int:
-        """How many epochs the current task is trained for; a method without training says 0."""
+        """How many epochs the current task is trained for. A method that does not train says 0; its `loss` is never asked for."""
         return self.options.epochs
+
+    @property
+    def trained_head(self) -> nn.Module:
+        """What the loop trains at the head's rate; some methods train a proxy in place of the head that answers."""
+        return self.head
+
+    @property
+    def device(self) -> torch.device:
+        """Where the method computes."""
+        return self.vit.cls_token.device
 
     @property
     def classes(self) -> int:

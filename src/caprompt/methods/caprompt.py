@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt import replay
-from caprompt.methods.base import Answer, Batches, Method, register
+from caprompt.methods.base import Answer, Batches, GrowingHead, Method, register
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.released import ReleasedOptions, misread
 from caprompt.vit import Stem, ViT
@@ -57,6 +57,7 @@ class CAPrompt(Method):
     summary = "task prompts mixed per image, weights refined in cycles (AAAI 2025)"
     options_class = CAPromptOptions
     options: CAPromptOptions
+    head: GrowingHead
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options)

@@ -129,7 +129,7 @@ class ConvPrompt(Method):
 
     def restore(self, task_sizes: Iterable[int], state: Mapping[str, Tensor]) -> None:
         """How many filters each task brought is part of what was saved."""
-        self.planned = iter(state["filter_counts"].tolist())
+        self.planned = iter(state.get("filter_counts", self.filter_counts).tolist())
         super().restore(task_sizes, state)
 
     # -- learning ----------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class CPrompt(OneTaskMethod):
     summary = "task prompts found by class keys, trained to be consistent with prediction (CVPR 2024)"
     options_class = CPromptOptions
     options: CPromptOptions
+    head: GrowingHead
     trains_on_known = True
 
     def __init__(self, vit: ViT, options: CPromptOptions) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from caprompt.class_statistics import Statistics
 from caprompt.methods import transport
-from caprompt.methods.base import Answer, Batches, Method, linear_start, register
+from caprompt.methods.base import Answer, Batches, GrowingHead, Method, linear_start, register
 from caprompt.methods.transport import Route
 from caprompt.options import Options
 from caprompt.vit import Adaptation, Stem, ViT
@@ -65,6 +65,7 @@ class EvoPrompt(Method):
     summary = "prompts generated from the image, generators fused by optimal transport after a task (AAAI 2024)"
     options_class = EvoPromptOptions
     options: EvoPromptOptions
+    head: GrowingHead
     trains_on_known = True
 
     def __init__(self, vit: ViT, options: EvoPromptOptions) -> None:

@@ -1,0 +1,68 @@
+"""Nearest class mean, SimpleCIL (Zhou et al., IJCV 2024, arXiv:2303.07338): the reference that costs no training at all.
+
+    p_c = mean of f(x) over the images x of class c,        logit_c(x) = s cos(f(x), p_c)
+
+with f the frozen, un-adapted backbone and un-augmented images. Features are averaged as they are; the last norm gives them nearly
+equal lengths, so normalising them first would hardly turn the mean. Nothing depends on the order or the number of tasks.
+
+Shapes: B images, C classes, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from caprompt.class_statistics import Statistics
+from caprompt.methods.base import Answer, Batches, Head, Method, register
+from caprompt.methods.cosine import ScoreOptions, cosines
+from caprompt.vit import ViT
+
+__all__ = ["NearestClassMean", "PrototypeHead"]
+
+
+class PrototypeHead(Head):
+    """A row per class that is never trained: the mean of the class's features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.statistics = Statistics(width)
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Room for further means."""
+        self.statistics.grow(classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return cosines(features, self.statistics.mean)  # (B, D) -> (B, C)
+
+
+@register("ncm")
+class NearestClassMean(Method):
+    """Class means of frozen features."""
+
+    summary = "nearest class mean of frozen features by cosine, no training (SimpleCIL)"
+    options_class = ScoreOptions
+    options: ScoreOptions
+    head: PrototypeHead
+
+    def __init__(self, vit: ViT, options: ScoreOptions) -> None:
+        super().__init__(vit, options, PrototypeHead(vit.config.width))
+
+    @property
+    def epochs(self) -> int:
+        """Nothing is trained."""
+        return 0
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Nothing is trained, so nothing is minimised."""
+        return {}
+
+    @torch.no_grad()
+    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
+        """Take the images into their classes' means, exactly: as if all images of a class had come at once."""
+        self.head.statistics.observe_all((self.vit(images), labels) for images, labels in batches)
+
+    @torch.no_grad()
+    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+        """One pass."""
+        return self.answered(self.options.scale * self.head(self.vit(images)), passes=1)
