@@ -3,8 +3,8 @@
     python benchmarks/cifar100.py --backbone deit_tiny_patch16_224.safetensors         # all rows, both class orders
     python benchmarks/cifar100.py --rows default --orders 11 --validation 0.1 --set test_crop=1.0      # choosing settings
 
-Writes benchmarks/results/cifar100.json and docs/cifar100.png. A class order is `natural` or the seed that shuffles it. A run is a
-process of its own (`--jobs` at once) in a folder that is kept with `--folder` and resumed from there.
+Writes benchmarks/results/cifar100.json and docs/cifar100.png; runs of other rows and orders that stand there are kept. A class order
+is `natural` or the seed that shuffles it. A run is a process of its own (`--jobs` at once), resumed where its `--folder` is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from caprompt import settings
-from caprompt.experiment import environment, run
+from caprompt.experiment import read_plan, run
 from caprompt.metrics import average_accuracy
 from caprompt.plots import accuracy_curve
 from caprompt.running import preset_settings, run_config
@@ -53,8 +53,18 @@ def measure(row: str, order: str, folder: Path, common: dict[str, Any]) -> dict[
         "training_seconds": round(sum(task.seconds for task in results.rows), 1),
         "wall_seconds": round(time.perf_counter() - began, 1),
         "protocol": results.protocol,
+        "date": date.today().isoformat(),
+        "settings": {key: value for key, value in common.items() if key != "backbone"},
+        "backbone": read_plan(folder)["backbone"],
+        "environment": read_plan(folder)["environment"],
         "peak_memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if torch.cuda.is_available() else None,
     }
+
+
+def merged(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs of this and of earlier calls, a new one in place of an old one of the same row and order; in the order of the rows."""
+    by_name = {(one["row"], one["order"]): one for one in [*before, *now]}
+    return sorted(by_name.values(), key=lambda one: (one["order"] != "natural", one["order"], list(ROWS).index(one["row"])))
 
 
 def markdown(found: list[dict[str, Any]]) -> str:
@@ -88,11 +98,10 @@ def main() -> None:
     jobs = [(row, order, home / f"{row} {order}".replace(" ", "-"), common) for order in args.orders for row in args.rows]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(measure, *zip(*jobs, strict=True)))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    document = {"date": date.today().isoformat(), "settings": common, "environment": environment(device), "runs": found}
-    args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    curves = {row: [one["matrix"] for one in found if one["row"] == row] for row in args.rows}
-    accuracy_curve(curves, args.picture)
+    found = merged(json.loads(args.json.read_text(encoding="utf-8")) if args.json.is_file() else [], found)
+    args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    curves = {row: [one["matrix"] for one in found if one["row"] == row] for row in ROWS}
+    accuracy_curve({row: matrices for row, matrices in curves.items() if matrices}, args.picture)
     print(markdown(found))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -271,3 +272,28 @@ def test_positions_of_patches_alone_are_interpolated() -> None:
 def test_registers_have_no_position() -> None:
     vit = tiny_vit(config=FULL)
     torch.testing.assert_close(vit.embed(images(1))[:, 1:4], vit.reg_token)
+
+
+def test_recomputing_gives_the_same_gradient_and_keeps_less() -> None:
+    gradients, kept = [], []
+    for recompute in (False, True):
+        vit = tiny_vit()
+        vit.recompute = recompute
+        rows = torch.randn(3, 2, TINY.width, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t):  # type: ignore[misc]
+            vit(images(), Prefixed(rows, rows, layer=1)).square().sum().backward()
+        gradients.append(rows.grad)
+        kept.append(sum(sizes))
+    torch.testing.assert_close(*gradients)
+    assert kept[1] < kept[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler for the CPU, and there is none here")
+def test_compiled_blocks_compute_the_same() -> None:
+    plain, compiled = tiny_vit(config=FULL), tiny_vit(config=FULL)
+    compiled.compile_blocks()
+    compiled.compile_blocks()
+    for adaptation in (Adaptation(), Everything()):
+        torch.testing.assert_close(compiled(images(), adaptation), plain(images(), adaptation), rtol=1e-4, atol=1e-5)

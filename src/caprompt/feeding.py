@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from caprompt.data.bank import PixelBank
 from caprompt.data.loader import banked_batches, batches, streamed_batches
@@ -17,12 +18,22 @@ from caprompt.options import Options
 from caprompt.seeds import derive
 from caprompt.weights import Backbone
 
-__all__ = ["Feeder"]
+__all__ = ["Feeder", "Repeatable"]
 
 UNCHANGED: tuple[Colour, Colour] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 CIFAR100: tuple[Colour, Colour] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
 DECODE_FACTOR = 4  # photos are kept at most this many times as large as the network's input
+
+
+class Repeatable:
+    """Batches that can be gone through more than once."""
+
+    def __init__(self, start: Callable[[], Batches]) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.start())
 
 
 class Feeder:

@@ -32,7 +32,7 @@ from caprompt.data.sources import Samples, Source, read, verified
 from caprompt.devices import find_device, find_precision
 from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
-from caprompt.feeding import Feeder
+from caprompt.feeding import Feeder, Repeatable
 from caprompt.methods.base import Batches
 from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, stopped_call, tensors_under
 from caprompt.seeds import derive, generator
@@ -156,7 +156,7 @@ class ContinualClassifier:
         listen(CallEnded(len(self.classes), time.perf_counter() - began))
 
     def _plain(self, samples: Samples, feeder: Feeder) -> Batches:
-        return self._shown(samples, feeder, groups=self._targets(samples))
+        return Repeatable(lambda: self._shown(samples, feeder, groups=self._targets(samples)))
 
     def _shown(self, samples: Samples, feeder: Feeder, groups: Sequence[int], batch_size: int = 64) -> Batches:
         """Every image once, un-augmented; `groups` says which of them a released program would show together."""
@@ -266,7 +266,10 @@ class ContinualClassifier:
             self._hold_backbone()
 
     def _hold_backbone(self) -> None:
-        """Hold the frozen backbone in the numbers that the options name; other numbers are read anew from its file."""
+        """Hold the frozen backbone as the options say; other numbers than before are read anew from its file."""
+        self.vit.recompute = self.method.options.recompute
+        if self.method.options.compile:
+            self.vit.compile_blocks()
         wanted = find_precision(self.method.options.precision, self.device)
         if wanted != self.vit.cls_token.dtype:
             self._asked.clear()

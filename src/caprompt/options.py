@@ -56,8 +56,11 @@ class Options(BaseModel):
         "auto", description="numbers that the frozen backbone computes in; auto is bf16 on a GPU, else fp32; what learns is fp32"
     )
 
+    compile: bool = Field(False, description="let the compiler fuse kernels; on a GPU it pays for long training")
+    recompute: bool = Field(False, description="save GPU memory: compute a block's activations again for the gradient")
+
     #: Options that may be changed on a trained model, since they do not concern training; children add to it.
-    at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"precision"})
+    at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"compile", "precision"})
 
 
 def check(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:

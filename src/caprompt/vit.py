@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from caprompt.errors import InputError
+from caprompt.gelu import compact_gelu, linear_gelu
 
 __all__ = ["Adaptation", "Stem", "ViT", "ViTConfig"]
 
@@ -78,15 +81,17 @@ NOTHING = Adaptation()
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches, each mapped to a token."""
+    """Non-overlapping patches, each mapped to a token: a convolution by name, computed as one matrix product."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size, bias=config.patch_bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images)  # (B, D, rows, columns)
-        return tokens.flatten(2).transpose(1, 2)  # (B, rows * columns, D)
+        side = self.proj.kernel_size[0]
+        cut = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, 3, rows, side, columns, side)
+        patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, rows * columns, 3 side side)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
 class Attention(nn.Module):
@@ -106,7 +111,9 @@ class Attention(nn.Module):
     def project(self, x: Tensor, at: int | None) -> list[Tensor]:
         """Queries, keys and values of normed tokens, (B, N, D) each; queries of token `at` alone where one is named."""
         if at is None:
-            return list(self.qkv(x).chunk(3, dim=2))
+            query, key, value = self.qkv(x).chunk(3, dim=2)
+            # A gradient needs the queries, but not the keys and values beside them once a prefix is put in front of those.
+            return [query.contiguous() if x.is_cuda and torch.is_grad_enabled() else query, key, value]
         width = x.shape[2]
         weight, bias = self.qkv.weight, self.qkv.bias
         query = F.linear(x[:, at].unsqueeze(1), weight[:width], bias[:width])  # (B, 1, D)
@@ -125,6 +132,8 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear maps with a GELU between them."""
 
+    compact = False  # keep a byte a number for the GELU's gradient; worth it where kernels are fused
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.quick = config.quick_gelu
@@ -132,9 +141,18 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.fc1(x)
-        out: Tensor = self.fc2(hidden * torch.sigmoid(1.702 * hidden) if self.quick else F.gelu(hidden))
+        out: Tensor = self.fc2(self.hidden(x))
         return out
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Behind the first map and the GELU: (B, N, D) -> (B, N, M)."""
+        if x.is_cuda and x.dtype != torch.float32 and not (torch.is_grad_enabled() or self.quick):
+            fused: Tensor = linear_gelu(x, self.fc1.weight, self.fc1.bias)
+            return fused
+        before: Tensor = self.fc1(x)
+        if self.quick:
+            return before * torch.sigmoid(1.702 * before)
+        return compact_gelu(before) if self.compact else F.gelu(before)
 
 
 class LayerScale(nn.Module):
@@ -166,19 +184,37 @@ class Block(nn.Module):
         rows = adaptation.tokens(self.layer, x)
         if rows is not None:
             x, stem = torch.cat([rows.to(x.dtype), x], dim=1), None  # (B, n + N, D)
-        normed = self.norm1(x) if stem is None else stem.normed
-        parts = self.attn.project(normed, at) if stem is None or at is not None else list(stem.qkv.chunk(3, dim=2))
+        if stem is None or at is not None:
+            normed, *parts = self.read(x, at)
+        else:
+            normed, parts = stem.normed, list(stem.qkv.chunk(3, dim=2))
         change = adaptation.qkv(self.layer, normed)
         if change is not None:
             added = change.to(x.dtype).chunk(3, dim=2)
             added = added if at is None else (added[0][:, at].unsqueeze(1), *added[1:])
             parts = [part + more for part, more in zip(parts, added, strict=True)]
         prefix = adaptation.prefix(self.layer, x)
-        x = x if at is None else x[:, at].unsqueeze(1)
-        x = x + self.ls1(self.attn(parts, prefix))
+        x = self.attend(x if at is None else x[:, at].unsqueeze(1), parts, prefix)
         branch = adaptation.mlp(self.layer, x)
-        x = x + self.ls2(self.mlp(self.norm2(x)))
+        x = self.feed(x)
         return x if branch is None else x + branch.to(x.dtype)
+
+    # What lies between two hooks is a function of its own, so that it can be compiled once for all blocks.
+
+    def read(self, x: Tensor, at: int | None) -> list[Tensor]:
+        """Normed tokens, and their queries, keys and values."""
+        normed = self.norm1(x)
+        return [normed, *self.attn.project(normed, at)]
+
+    def attend(self, x: Tensor, parts: list[Tensor], prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Attention beside a skip."""
+        out: Tensor = x + self.ls1(self.attn(parts, prefix))
+        return out
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The MLP beside a skip."""
+        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return out
 
 
 @dataclass(frozen=True)
@@ -204,6 +240,8 @@ class Stem:
 
 class ViT(nn.Module):
     """The network. Build it from a `ViTConfig`, fill it with `load_weights`."""
+
+    recompute = False  # keep only each block's input for the gradient, and compute the rest again
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -245,8 +283,20 @@ class ViT(nn.Module):
         """The blocks one after another; the last one may give a single token."""
         x, last = stem.tokens, len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            x = block(x, adaptation, stem if layer == 0 else None, at if layer == last else None)
+            call = partial(block, adaptation=adaptation, stem=stem if layer == 0 else None, at=at if layer == last else None)
+            x = checkpoint(call, x, use_reentrant=False) if self.recompute and torch.is_grad_enabled() else call(x)
         return x
+
+    def compile_blocks(self) -> None:
+        """Let the compiler fuse what lies between two hooks; it pays when many batches of one size follow. Once is enough."""
+        if isinstance(self.blocks[0].read, partial):
+            return
+        torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
+        parts = {name: torch.compile(getattr(Block, name), dynamic=False) for name in ("read", "attend", "feed")}
+        for block in self.blocks:
+            for name, part in parts.items():
+                setattr(block, name, partial(part, block))
+            block.mlp.compact = True  # type: ignore[union-attr]
 
     def last_norm(self, x: Tensor) -> Tensor:
         """The norm behind the last block, in float32 at least."""

@@ -151,7 +151,7 @@ class Method(nn.Module, ABC):
         """The parts of the training loss on one batch; their sum is minimised."""
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
-        """Called after training with every image of the call once, un-augmented, known classes among them."""
+        """Called after training with every image of the call, un-augmented, known classes among them; `batches` may be repeated."""
         return
 
     @abstractmethod

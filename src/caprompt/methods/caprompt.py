@@ -16,6 +16,7 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -46,6 +47,10 @@ class CAPromptOptions(replay.ReplayOptions, PrefixOptions, ReleasedOptions):
         "equal", description="first weights from equally mixed prompts, or from no prompt"
     )
     aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
+
+    observe: Literal["own", "test"] = Field(
+        "own", description="class statistics of features under the task's own prompt, or under the mixture used at the test"
+    )
 
     at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled"}
 
@@ -186,9 +191,22 @@ class CAPrompt(Method):
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Statistics of the classes at hand (those of known classes are merged), then, from the second call on, alignment."""
         known = int((self.statistics.count > 0).sum())
-        self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
+        if self.options.observe == "test" and len(self.task_sizes) > 1:
+            # Weights need a head that knows the new classes, so it is first aligned with what their own prompt shows of them.
+            provisional = copy.deepcopy(self.statistics)
+            provisional.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
+            replay.align(self.head, provisional, self.options, known, generator)
+            self.statistics.observe_all((self.test_features(images), labels) for images, labels in batches)
+        else:
+            self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
         if known:
             replay.align(self.head, self.statistics, self.options, known, generator)
+
+    @torch.no_grad()
+    def test_features(self, images: Tensor) -> Tensor:
+        """Features under the mixture of the second pass."""
+        stem = self.vit.stem(images)
+        return self.features_under(stem, self.mix(self.next_weights(self.first_logits(stem))))
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""What the speed benchmarks share: medians of device time, the device's ceilings, a ViT-B/16 with CAPrompt, and the yardstick.
+
+The yardstick is the plain way: float32, every pass by itself from the pixels on, no sharing, no recording. It lives here and not in
+the package, and is measured in the same run as what it is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from caprompt.experiment import environment
+from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
+from caprompt.methods.prefix import Prefix
+from caprompt.vit import ViT, ViTConfig
+
+BASE = ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072)
+RESULTS = Path(__file__).parent / "results"
+
+
+def median_seconds(function: Callable[[], object], repeats: int = 20, warm_up: int = 8) -> float:
+    """The median time of a call, by device events on a GPU and by the clock elsewhere."""
+    for _ in range(warm_up):
+        function()
+    seconds: list[float] = []
+    for _ in range(repeats):
+        if torch.cuda.is_available():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            function()
+            end.record()
+            torch.cuda.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)
+        else:
+            began = time.perf_counter()
+            function()
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def ceilings(device: torch.device) -> dict[str, float]:
+    """What the device does at best: a large bfloat16 matrix product, and a copy counted as bytes read plus written."""
+    side, numbers = (8192, 1 << 28) if device.type == "cuda" else (1024, 1 << 24)
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.randn(numbers, device=device)
+    target = torch.empty_like(source)
+    return {
+        "matrix_tflops": 2 * side**3 / median_seconds(lambda: a @ b) / 1e12,
+        "copy_tb_per_s": 2 * source.nbytes / median_seconds(lambda: target.copy_(source)) / 1e12,
+    }
+
+
+def caprompt(
+    device: torch.device, dtype: torch.dtype, tasks: int, classes: int = 10, config: ViTConfig = BASE, **options: Any
+) -> CAPrompt:
+    """CAPrompt in the middle of its last task, on a ViT with random weights; the same numbers for every device and dtype."""
+    chance = torch.Generator().manual_seed(0)
+    vit = ViT(config)
+    with torch.no_grad():
+        for name, parameter in vit.named_parameters():
+            if "norm" not in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=chance) * (0.02 if parameter.dim() == 1 else 0.03))
+    method = CAPrompt(vit.requires_grad_(False).eval(), CAPromptOptions(replay="mean", **options))
+    for _ in range(tasks):
+        method.begin_task(classes, chance)
+        method.prompt.data.add_(torch.randn(method.prompt.shape, generator=chance) * 0.1)
+    method.head.weight.data.mul_(4)  # so that the task weights are not all alike
+    method.to(device)
+    method.vit.to(dtype)
+    return method
+
+
+def batch(method: CAPrompt, size: int) -> tuple[Tensor, Tensor]:
+    """Random images and labels of the current task."""
+    chance, side = torch.Generator().manual_seed(1), method.vit.config.image_size
+    images = torch.randn(size, 3, side, side, generator=chance).to(method.device)
+    return images, torch.randint(method.known, method.classes, (size,), generator=chance).to(method.device)
+
+
+def plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """CAPrompt's loss with four separate passes."""
+    prompts, options = torch.stack(method.prompts), method.options
+    known = method.known
+
+    def features(weights: Tensor, among: Tensor) -> Tensor:
+        rows = torch.einsum("bt,tlknd->lkbnd", weights, among)
+        found: Tensor = method.vit(images, Prefix(rows, method.layers))
+        return found
+
+    def probability(found: Tensor) -> Tensor:
+        logits = F.linear(found, method.head.weight.detach(), method.head.bias.detach())
+        logits = torch.cat([logits[:, :known].detach(), logits[:, known:]], dim=1)
+        return logits.softmax(dim=1).gather(1, labels[:, None])[:, 0]
+
+    with torch.no_grad():
+        equal = images.new_full((len(images), len(prompts)), 1 / len(prompts))
+        weights = method.next_weights(method.head(features(equal, prompts)))
+        old = weights[:, :-1] / weights[:, :-1].sum(dim=1, keepdim=True)
+        g_old = probability(features(old, prompts[:-1]))
+    mixed = features(weights, prompts)
+    g_own = probability(features(torch.ones_like(weights[:, :1]), prompts[-1:]))
+    gap = concave_gap(weights[:, -1], g_own, g_old, probability(mixed)).clamp_min(0).mean()
+    linear = linear_loss(method.prompt, method.earlier[-1], method.earlier[0])
+    ce = F.cross_entropy(method.head(mixed)[:, known:], labels - known)
+    return {"ce": ce, "concave": options.alpha * gap, "linear": options.beta * linear}
+
+
+def save(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Write the figures with date, hardware and versions."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    document = {"date": date.today().isoformat(), "environment": environment(device), **figures}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

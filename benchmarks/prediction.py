@@ -1,0 +1,58 @@
+"""Speed of CAPrompt's prediction on a GPU: ViT-B/16, 224 px, two cycles, ten tasks of ten classes.
+
+    python benchmarks/prediction.py                  # prints a table, writes benchmarks/results/prediction.json
+
+Shares are of the matrix ceiling measured in the same run; two cycles are two forward passes of 35 GFLOP an image.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import RESULTS, batch, caprompt, ceilings, median_seconds, save
+
+from caprompt.answering import Answering
+
+GFLOP = 70
+VARIANTS = {"fp32": (torch.float32, False), "bf16": (torch.bfloat16, False), "bf16, compiled": (torch.bfloat16, True)}
+
+
+def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
+    """One row."""
+    dtype, compiled = VARIANTS[name]
+    method = caprompt(torch.device("cuda"), dtype, tasks=10)
+    if compiled:
+        method.vit.compile_blocks()
+    ask = Answering(method, size)
+    images, _ = batch(method, size)
+    torch.cuda.reset_peak_memory_stats()
+    seconds = median_seconds(lambda: ask(images))
+    share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
+    figures = {"images_per_s": size / seconds, "ms": seconds * 1e3, "gb": torch.cuda.max_memory_allocated() / 1e9}
+    return {"variant": name, "batch": size, **figures, "share_of_ceiling": share}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    ceiling = ceilings(torch.device("cuda"))
+    print(f"ceilings: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
+    rows = [measure(name, size, ceiling["matrix_tflops"]) for name in args.variants for size in args.batches]
+    print("| prediction | batch | images/s | ms | GB | of ceiling |\n|---|--:|--:|--:|--:|--:|")
+    for row in rows:
+        print(
+            f"| {row['variant']} | {row['batch']} | {row['images_per_s']:.0f} | {row['ms']:.2f} | {row['gb']:.2f} "
+            f"| {row['share_of_ceiling']:.0%} |"
+        )
+    save("prediction", {"ceilings": ceiling, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 24, 256])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    main()

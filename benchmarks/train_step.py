@@ -1,0 +1,109 @@
+"""Speed and memory of CAPrompt's training step on a GPU: ViT-B/16, 224 px, 12 prompted layers, 5 + 5 rows, sixth task of 10 classes.
+
+    python benchmarks/train_step.py                  # prints a table, writes benchmarks/results/train_step.json
+
+Rows: the plain yardstick (float32, four separate passes), the package's step in float32 and bfloat16, recorded, compiled. Shares
+are of the matrix ceiling measured in the same run; a step of a later task is about six forward passes of 35 GFLOP an image.
+Losses and gradients are compared with the same step in float64 on the same weights and images.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import RESULTS, batch, caprompt, ceilings, median_seconds, plain_losses, save
+from torch import Tensor
+
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.optimizing import for_training
+from caprompt.recording import Recorded
+from caprompt.stepping import Step
+
+GFLOP = 211  # a step of a task after the first, per image
+TASKS = 6
+VARIANTS = {  # name: dtype of the backbone, compiled, recorded
+    "package, fp32": (torch.float32, False, True),
+    "package, bf16, not recorded": (torch.bfloat16, False, False),
+    "package, bf16": (torch.bfloat16, False, True),
+    "package, bf16, compiled": (torch.bfloat16, True, True),
+}
+
+
+class PlainStep(Step):
+    """The yardstick's step."""
+
+    def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        self.optimizer.zero_grad()
+        losses = plain_losses(self.method, images, labels)  # type: ignore[arg-type]
+        torch.stack(list(losses.values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        return losses
+
+
+def gradients(method: CAPrompt, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss, and its gradient as one vector."""
+    method.zero_grad()
+    total = torch.stack(list(method.loss(images, labels).values())).sum()
+    total.backward()
+    return total.detach(), torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
+
+
+def errors(method: CAPrompt, size: int = 8) -> dict[str, float]:
+    """Relative error of loss and gradient against float64."""
+    exact = caprompt(method.device, torch.float64, TASKS).double()
+    images, labels = batch(method, size)
+    loss, gradient = gradients(method, images, labels)
+    loss64, gradient64 = gradients(exact, images.double(), labels)
+    return {
+        "loss_error": float((loss - loss64).abs() / loss64.abs()),
+        "gradient_error": float((gradient - gradient64).norm() / gradient64.norm()),
+    }
+
+
+def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
+    """One row: speed, memory, share of the ceiling, error."""
+    dtype, compiled, replay = VARIANTS.get(name, (torch.float32, False, False))
+    method = caprompt(torch.device("cuda"), dtype, TASKS)
+    if compiled:
+        method.vit.compile_blocks()
+    accuracy = errors(method) if name in VARIANTS and size == min(args.batches) else {}
+    kind = PlainStep if name == "plain fp32" else Step
+    step = kind(method, for_training(method))
+    call = Recorded(step) if replay else step
+    images, labels = batch(method, size)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = median_seconds(lambda: call(images, labels))
+    memory = torch.cuda.max_memory_allocated() / 1e9
+    found = {"variant": name, "batch": size, "images_per_s": size / seconds, "ms": seconds * 1e3, "gb": memory}
+    share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
+    return {**found, "share_of_ceiling": share, **accuracy}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    device = torch.device("cuda")
+    ceiling = ceilings(device)
+    print(f"ceilings: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
+    rows = [measure(name, size, ceiling["matrix_tflops"]) for name in args.variants for size in args.batches]
+    print("| step | batch | images/s | ms | GB | of ceiling | loss error | gradient error |\n|---|--:|--:|--:|--:|--:|--:|--:|")
+    for row in rows:
+        error = [f"{row[key]:.1e}" if key in row else "" for key in ("loss_error", "gradient_error")]
+        print(
+            f"| {row['variant']} | {row['batch']} | {row['images_per_s']:.0f} | {row['ms']:.2f} | {row['gb']:.2f} "
+            f"| {row['share_of_ceiling']:.0%} | {error[0]} | {error[1]} |"
+        )
+    save("train_step", {"ceilings": ceiling, "tasks": TASKS, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", nargs="+", type=int, default=[24, 128])
+    parser.add_argument("--variants", nargs="+", default=["plain fp32", *VARIANTS])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    main()

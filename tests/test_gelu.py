@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from caprompt.gelu import compact_gelu, linear_gelu
+
+X = torch.linspace(-8, 8, 4001)
+
+
+def test_values_are_exact() -> None:
+    torch.testing.assert_close(compact_gelu(X.clone().requires_grad_()), F.gelu(X), rtol=1e-6, atol=1e-6)
+    assert torch.equal(compact_gelu(X), F.gelu(X))
+
+
+def test_the_slope_is_right_to_half_a_step_and_exact_far_out() -> None:
+    mine, exact = X.clone().requires_grad_(), X.clone().requires_grad_()
+    compact_gelu(mine).sum().backward()
+    F.gelu(exact).sum().backward()
+    assert mine.grad is not None
+    assert exact.grad is not None
+    assert (mine.grad - exact.grad).abs().max() <= 0.5 / 200 + 1e-6
+    assert mine.grad[0] == 0
+    assert mine.grad[-1] == 1
+
+
+def test_a_byte_a_number_is_kept() -> None:
+    kept: list[torch.dtype] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.dtype) or tensor, lambda tensor: tensor):
+        compact_gelu(X.clone().requires_grad_())
+    assert kept == [torch.uint8]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_the_fused_map_is_within_bfloat16_rounding() -> None:
+    chance = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=chance).cuda().bfloat16() for shape in ((3, 5, 64), (96, 64), (96,)))
+    exact = F.gelu(F.linear(x.double(), weight.double() / 8, bias.double()))
+    fused = linear_gelu(x, weight / 8, bias)
+    assert fused.shape == (3, 5, 96)
+    assert float((fused.double() - exact).norm() / exact.norm()) < 4e-3
