@@ -3,8 +3,8 @@
     python benchmarks/cifar100.py --backbone deit_tiny_patch16_224.safetensors         # all rows, both class orders
     python benchmarks/cifar100.py --rows default --orders 11 --validation 0.1 --set test_crop=1.0      # choosing settings
 
-Writes benchmarks/results/cifar100.json and docs/cifar100.png; runs of other rows and orders that stand there are kept. A class order
-is `natural` or the seed that shuffles it. A run is a process of its own (`--jobs` at once), resumed where its `--folder` is kept.
+Writes benchmarks/results/cifar100.json and docs/cifar100.png; runs of other rows and orders that stand there are kept. A class
+order is `natural` or the seed that shuffles it. A run is a process of its own (`--jobs` at once), resumed where its `--folder` is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speed and memory of CAPrompt's training step on a GPU: ViT-B/16, 224 px, 12 prompted layers, 5 + 5 rows, sixth task of 10 classes.
+"""Speed and memory of CAPrompt's training step on a GPU: ViT-B/16, 224 px, 12 prompted layers, 5 + 5 rows, sixth of 10-class tasks.
 
     python benchmarks/train_step.py                  # prints a table, writes benchmarks/results/train_step.json
 

@@ -59,16 +59,20 @@ class Audit:
 
 
 def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad: bool = False) -> Audit:
-    """Predict labelled images in several arrangements and compare each with one by one."""
+    """Predict labelled images in several arrangements and compare each with one by one.
+
+    In float32 wherever the model is, so that what is found is the method's doing and not the rounding of half precision.
+    """
     feeder = Feeder(model.backbone, model.device)
     samples, targets = model.labelled(source, feeder, skip_bad)
-    alone = probabilities(model, feeder, samples, range(len(samples)), batch_size=1)
     task_of_class = model.method.task_of_class.tolist()
-    found = [Arrangement("one by one", *accuracies(alone, targets, task_of_class), 0, 0.0)]
-    for name, order, size in arrangements(targets, task_of_class, seed):
-        together = probabilities(model, feeder, samples, order, size)
-        difference = float((together - alone).abs().max())
-        found.append(Arrangement(name, *accuracies(together, targets, task_of_class), changed(alone, together), difference))
+    with model.with_options({"precision": "fp32"}):
+        alone = probabilities(model, feeder, samples, range(len(samples)), batch_size=1)
+        found = [Arrangement("one by one", *accuracies(alone, targets, task_of_class), 0, 0.0)]
+        for name, order, size in arrangements(targets, task_of_class, seed):
+            together = probabilities(model, feeder, samples, order, size)
+            difference = float((together - alone).abs().max())
+            found.append(Arrangement(name, *accuracies(together, targets, task_of_class), changed(alone, together), difference))
     return Audit(len(samples), tuple(found), protocol(model.method.options), samples.skipped)
 
 

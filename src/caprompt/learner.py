@@ -208,7 +208,7 @@ class ContinualClassifier:
         samples = Samples(paths, ("unlabelled",) * len(paths))
         feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
         size = batch_for(len(paths), batch_size, self.device)
-        with self._set(settings):
+        with self.with_options(settings):
             ask = self._asked.answering(self.method, size)
             answers = [ask(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, size)]
         return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
@@ -228,7 +228,7 @@ class ContinualClassifier:
         samples, targets = self.labelled(source, feeder, skip_bad)
         size = batch_for(len(samples), batch_size, self.device)
         true, answers = [], []
-        with self._set(settings):
+        with self.with_options(settings):
             ask = self._asked.answering(self.method, size)
             for images, labels in self._shown(samples, feeder, self.method.task_of_class[targets].tolist(), size):
                 answers.append(self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images))
@@ -250,7 +250,7 @@ class ContinualClassifier:
         return [number[label] for label in samples.labels]
 
     @contextmanager
-    def _set(self, settings: Mapping[str, Any]) -> Iterator[None]:
+    def with_options(self, settings: Mapping[str, Any]) -> Iterator[None]:
         """Other options for one prediction; only those that do not concern training."""
         before = self.method.options
         for name in settings:
