@@ -9,16 +9,30 @@ import pytest
 from helpers import quick_options
 
 from caprompt import ContinualClassifier
-from caprompt.methods import registered
+from caprompt.methods import find, registered
+from caprompt.options import Options
 
 sys.path.insert(0, str(Path(__file__).parent))
-from method_checks import CHECKS
+import method_checks
+import step_checks
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("check", [*method_checks.CHECKS, *step_checks.CHECKS], ids=lambda check: check.__name__[len("check_") :])
 @pytest.mark.parametrize("name", registered())
 def test_method(name: str, check: object, backbone: Path) -> None:
     def make(**settings: object) -> ContinualClassifier:
         return ContinualClassifier(name, backbone, **{**quick_options(name), **settings})  # type: ignore[arg-type]
 
     check(make)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", registered())
+def test_every_method_has_its_page(name: str) -> None:
+    """Idea, differences, options and cost, on one page that names every option of its own."""
+    page = (Path(__file__).parents[2] / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    assert 12 <= len(page.splitlines()) <= 40
+    for word in ("option", "cost"):
+        assert word in page.lower()
+    own = find(name).options_class.model_fields.keys() - Options.model_fields.keys()
+    missing = [option for option in sorted(own) if f"`{option}" not in page and f"`{option.split('_')[0]}_*`" not in page]
+    assert not missing, missing

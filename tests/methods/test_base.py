@@ -7,10 +7,12 @@ from helpers import quick_options, tiny_vit
 from caprompt.errors import OptionError, UnknownNameError
 from caprompt.methods import build, find, registered
 from caprompt.methods.base import GrowingHead
+from caprompt.methods.cosine import CosineHead
 
 
-def test_the_head_keeps_its_old_rows() -> None:
-    head = GrowingHead(4)
+@pytest.mark.parametrize("kind", [GrowingHead, CosineHead])
+def test_the_head_keeps_its_old_rows(kind: type[GrowingHead | CosineHead]) -> None:
+    head = kind(4)
     head.grow(2, torch.Generator().manual_seed(0))
     before = head.weight.detach().clone()
     head.grow(3, torch.Generator().manual_seed(1))

@@ -33,7 +33,7 @@ def test_shapes_are_those_of_the_paper() -> None:
     assert method.embedding.shape == (7, 2, 12, 36, 80)
     assert sum(p.numel() for p in method.match.parameters()) == 369_216
     method.bank.grow(50, torch.Generator().manual_seed(0))
-    assert method.bank.weight.numel() + method.bank.bias.numel() == 2_436_000
+    assert method.bank.weight().numel() + method.bank.bias().numel() == 2_436_000
 
 
 def test_prefixes_are_mixed_by_cosine_and_carry_the_previous_layers() -> None:
@@ -42,7 +42,7 @@ def test_prefixes_are_mixed_by_cosine_and_carry_the_previous_layers() -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(3, 17, TINY.width, generator=generator) for _ in range(2)]
     prefixes = [adaptation.prefix(layer, x) for layer, x in enumerate(inputs)]
-    made_rows, keys = method.bank(method.embedding), method.bank.all_keys()
+    made_rows, keys = method.bank(method.embedding), method.bank.keys()
     own: list[Tensor] = []
     for layer, x in enumerate(inputs):
         rows = torch.zeros(2, 3, 2, TINY.width)
@@ -76,9 +76,9 @@ def test_losses_are_those_of_the_formula() -> None:
 def test_keys_learn_and_those_of_earlier_tasks_do_not() -> None:
     method = made()
     torch.stack(list(method.loss(IMAGES, LABELS).values())).sum().backward()
-    assert method.bank.keys.grad is not None
-    assert method.bank.keys.grad.abs().max() > 0
-    assert not method.bank.old_keys.requires_grad
+    assert method.bank.keys.newest.grad is not None
+    assert method.bank.keys.newest.grad.abs().max() > 0
+    assert not method.bank.keys.earlier.requires_grad
 
 
 def test_descriptions_set_the_number_of_filters(tmp_path: Path, backbone: Path) -> None:
@@ -91,7 +91,7 @@ def test_descriptions_set_the_number_of_filters(tmp_path: Path, backbone: Path) 
         model.learn(squares(task, each=2))
     assert isinstance(model.method, ConvPrompt)
     assert model.method.filter_counts.tolist() == [4, 2, 1]
-    assert model.method.bank.all_keys().shape[0] == 7
+    assert model.method.bank.keys().shape[0] == 7
     model.save(tmp_path / "model")
     text.unlink()  # a model that only answers needs no descriptions
     loaded = ContinualClassifier.load(tmp_path / "model")

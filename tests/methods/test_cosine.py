@@ -24,16 +24,6 @@ def test_only_directions_count() -> None:
     torch.testing.assert_close(head(head.weight.detach()).diagonal(), torch.full((3,), 20.0))
 
 
-def test_the_head_keeps_its_old_rows() -> None:
-    head = CosineHead(4)
-    head.grow(2, torch.Generator().manual_seed(0))
-    before = head.weight.detach().clone()
-    head.grow(3, torch.Generator().manual_seed(1))
-    assert head.weight.shape == (5, 4)
-    assert torch.equal(head.weight[:2], before)
-    assert head.weight.abs().max() <= 4**-0.5
-
-
 @pytest.mark.parametrize(("scale", "learned"), [(None, ["weight", "scale"]), (20.0, ["weight"])])
 def test_the_scale_is_learned_unless_given(scale: float | None, learned: list[str]) -> None:
     head = CosineHead(4, scale)
@@ -45,6 +35,6 @@ def test_the_scale_is_learned_unless_given(scale: float | None, learned: list[st
 
 
 def test_the_scale_of_scores_may_change_at_prediction() -> None:
-    assert ScoreOptions.at_prediction == {"precision", "scale"}
+    assert ScoreOptions.at_prediction >= {"precision", "scale"}
     with pytest.raises(OptionError, match="greater than 0"):
         check(ScoreOptions, {"scale": 0}, "ncm")

@@ -15,7 +15,7 @@ LABELS = torch.tensor([3, 5, 4])  # of the third task
 
 def made(config: ViTConfig = FOUR_LAYERS, **options: object) -> DualPrompt:
     """A method with distinct random prompts, as if it had learned three tasks."""
-    chosen = DualPromptOptions(**{"length": 4, "general_length": 6, "task_layers": 1, **options})  # type: ignore[arg-type]
+    chosen = DualPromptOptions(**{"length": 4, "general_length": 6, "layers": "first-3", **options})  # type: ignore[arg-type]
     method = DualPrompt(tiny_vit(config=config), chosen)
     for number, classes in enumerate((2, 1, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
@@ -89,7 +89,15 @@ def test_a_new_prompt_starts_from_the_previous_one_and_its_key_does_not() -> Non
 
 
 def test_shallow_backbones_keep_a_layer_for_the_tasks() -> None:
-    method = made(config=TINY, task_layers=3)
-    assert (list(method.general_layers), list(method.task_layers)) == ([0], [1])
-    deep = made(task_layers=3)
-    assert (list(deep.general_layers), list(deep.task_layers)) == ([0, 1], [2, 3])
+    method = made(config=TINY, layers="first-5")
+    assert (method.general_layers, method.task_layers) == ((0,), (1,))
+    deep = made(layers="first-5")
+    assert (deep.general_layers, deep.task_layers) == ((0, 1), (2, 3))
+    named = made(layers=[1, 3], general_layers=1)
+    assert (named.general_layers, named.task_layers) == ((1,), (3,))
+
+
+def test_without_a_general_prompt_every_layer_is_the_tasks() -> None:
+    method = made(general_layers=0)
+    assert (method.general_layers, method.task_layers) == ((), (0, 1, 2))
+    assert method.answer(IMAGES).logits.isfinite().all()

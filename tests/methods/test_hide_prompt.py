@@ -19,7 +19,7 @@ def made(tasks: tuple[int, ...] = (2, 1, 3), **options: object) -> HiDePrompt:
     method = HiDePrompt(tiny_vit(), HiDePromptOptions(length=4, **options))  # type: ignore[arg-type]
     for number, classes in enumerate(tasks):
         method.begin_task(classes, torch.Generator().manual_seed(number))
-        method.prompt.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
+        method.prompts.newest.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
     return method
 
 
@@ -40,13 +40,15 @@ def alone(method: HiDePrompt, image: Tensor, prompt: Tensor) -> Tensor:
 def test_a_tasks_prompt_is_mixed_with_the_mean_of_the_earlier_ones() -> None:
     """Three tasks by hand: P_0 = p_0, P_1 = .75 p_1 + .25 P_0, P_2 = .75 p_2 + .25 (P_0 + P_1) / 2."""
     method = made(mixture=0.25)
-    p0, p1, p2 = (torch.empty_like(method.prompt).normal_(0, 1, generator=torch.Generator().manual_seed(10 + t)) for t in range(3))
+    p0, p1, p2 = (
+        torch.empty_like(method.mixed_prompt()).normal_(0, 1, generator=torch.Generator().manual_seed(10 + t)) for t in range(3)
+    )
     first = p0
     second = 0.75 * p1 + 0.25 * first
-    torch.testing.assert_close(method.earlier, torch.stack([first, second]))
+    torch.testing.assert_close(method.prompts.earlier, torch.stack([first, second]))
     torch.testing.assert_close(method.mixed_prompt(), 0.75 * p2 + 0.25 * (first + second) / 2)
     method.begin_task(1, torch.Generator())
-    torch.testing.assert_close(method.prompt, method.earlier[-1])  # a new task starts where the last one ended
+    torch.testing.assert_close(method.prompts.newest[0], method.prompts.earlier[-1])  # a new task starts where the last one ended
 
 
 def test_contrastive_loss_by_hand() -> None:
@@ -86,7 +88,7 @@ def test_the_losses_are_those_of_the_formula(kind: str) -> None:
 def test_statistics_are_of_prompted_and_of_plain_features() -> None:
     method = learned(replay="mean")
     for label in range(6):
-        prompt = [*method.earlier, method.mixed_prompt()][int(method.task_of_class[label])]
+        prompt = [*method.prompts.earlier, method.mixed_prompt()][int(method.task_of_class[label])]
         pair = (IMAGES[label], IMAGES[label] + 0.1)
         torch.testing.assert_close(
             method.statistics.mean[label], torch.cat([alone(method, image, prompt) for image in pair]).mean(dim=0)
@@ -102,14 +104,14 @@ def test_each_image_is_answered_under_the_prompt_of_the_task_found_for_it() -> N
     assert answer.task_weights.argmax(dim=1).tolist() == found.tolist()
     assert answer.passes.tolist() == [2] * 6
     for row, task in enumerate(found.tolist()):
-        feature = alone(method, IMAGES[row], [*method.earlier, method.mixed_prompt()][task])
+        feature = alone(method, IMAGES[row], [*method.prompts.earlier, method.mixed_prompt()][task])
         torch.testing.assert_close(answer.logits[row : row + 1], method.head(feature))
 
 
 def test_a_task_that_is_given_or_alone_needs_no_finding() -> None:
     method = learned()
     answer = method.answer(IMAGES[:2], true_tasks=torch.tensor([2, 0]))
-    expected = torch.cat([alone(method, IMAGES[0], method.mixed_prompt()), alone(method, IMAGES[1], method.earlier[0])])
+    expected = torch.cat([alone(method, IMAGES[0], method.mixed_prompt()), alone(method, IMAGES[1], method.prompts.earlier[0])])
     torch.testing.assert_close(answer.logits, method.head(expected))
     assert answer.passes.tolist() == [1, 1]
     assert made((2,)).answer(IMAGES).passes.tolist() == [1] * 6

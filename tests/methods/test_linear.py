@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 
+from caprompt.methods.direct import PlainOptions
 from caprompt.methods.linear import Linear
-from caprompt.methods.one_pass import PlainOptions
 from caprompt.optimizing import trainable
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))

@@ -26,9 +26,9 @@ class Scaled(OneTaskMethod):
 IMAGES = torch.randn(3, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 
 
-def made() -> Scaled:
+def made(*tasks: int) -> Scaled:
     method = Scaled(tiny_vit(), Options())
-    for classes in (2, 1):
+    for classes in tasks or (2, 1):
         method.begin_task(classes, torch.Generator().manual_seed(classes))
     return method
 
@@ -48,4 +48,12 @@ def test_a_task_that_is_given_away_costs_no_choosing() -> None:
     features = method.vit(IMAGES)
     torch.testing.assert_close(answer.logits, method.head(torch.stack([features[0], 2 * features[1], 2 * features[2]])))
     assert answer.task_weights.tolist() == [[1, 0], [0, 1], [0, 1]]
+    assert answer.passes.tolist() == [1, 1, 1]
+
+
+def test_a_single_task_needs_no_choosing() -> None:
+    method = made(2)
+    answer = method.answer(IMAGES)
+    torch.testing.assert_close(answer.logits, method.head(method.vit(IMAGES)))
+    assert answer.task_weights.tolist() == [[1], [1], [1]]
     assert answer.passes.tolist() == [1, 1, 1]

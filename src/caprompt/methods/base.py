@@ -27,7 +27,19 @@ from caprompt.errors import UnknownNameError
 from caprompt.options import Options
 from caprompt.vit import ViT
 
-__all__ = ["Answer", "Batches", "GrowingHead", "Head", "Method", "build", "find", "linear_start", "register", "registered"]
+__all__ = [
+    "Answer",
+    "Batches",
+    "GrowingHead",
+    "Head",
+    "Method",
+    "build",
+    "find",
+    "linear_start",
+    "register",
+    "registered",
+    "with_new_rows",
+]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
 
@@ -45,6 +57,11 @@ def linear_start(shape: Sequence[int], inputs: int, generator: torch.Generator) 
     """First values of weights or biases of neurons with so many inputs, drawn as `nn.Linear` and `nn.Conv2d` draw them."""
     bound = inputs**-0.5
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
+
+
+def with_new_rows(rows: Tensor, count: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """These rows, bit for bit, and behind them new ones, drawn for neurons with so many inputs."""
+    return torch.cat([rows.detach(), linear_start((count, *rows.shape[1:]), inputs, generator).to(rows)])
 
 
 class Head(nn.Module, ABC):
@@ -66,10 +83,8 @@ class GrowingHead(Head):
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn as `nn.Linear` draws them."""
         width = self.weight.shape[1]
-        rows = linear_start((classes, width), width, generator).to(self.weight)
-        bias = linear_start((classes,), width, generator).to(self.bias)
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias]))
+        self.weight = nn.Parameter(with_new_rows(self.weight, classes, width, generator))
+        self.bias = nn.Parameter(with_new_rows(self.bias, classes, width, generator))
 
     def forward(self, features: Tensor) -> Tensor:
         return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from caprompt.methods.base import Answer, Method, register
-from caprompt.methods.growing import GrowingRows
-from caprompt.methods.keys import orthonormal_rows
+from caprompt.methods.base import register
+from caprompt.methods.direct import OwnTask
+from caprompt.methods.growing import GrowingRows, orthonormal_rows
 from caprompt.methods.prefix import Prefix
 from caprompt.options import Options
 from caprompt.vit import ViT
@@ -42,13 +42,12 @@ class CODAPromptOptions(Options):
 
 
 @register("coda-prompt")
-class CODAPrompt(Method):
+class CODAPrompt(OwnTask):
     """Prompts composed of components, weighted by attended cosines."""
 
     summary = "prompts composed of components by attention, some added per task (CVPR 2023)"
     options_class = CODAPromptOptions
     options: CODAPromptOptions
-    trains_on_known = True
 
     def __init__(self, vit: ViT, options: CODAPromptOptions) -> None:
         super().__init__(vit, options)
@@ -76,16 +75,15 @@ class CODAPrompt(Method):
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy, and with `orthogonality` its penalty."""
-        parts = {"ce": self.own_task_cross_entropy(self.logits(images), labels)}
+        parts = super().loss(images, labels)
         if self.options.orthogonality:
             penalty = orthogonality(self.keys()) + orthogonality(self.attention()) + orthogonality(self.components().flatten(2))
             parts["orthogonality"] = self.options.orthogonality * penalty
         return parts
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """Two passes; components belong together whatever their task, so `true_tasks` changes nothing."""
-        return self.answered(self.logits(images), passes=2)
+    @property
+    def passes(self) -> int:
+        return 2
 
 
 def attended_cosine(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:

@@ -31,8 +31,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from caprompt.methods.base import Answer, Batches, Method, linear_start, register
+from caprompt.methods.base import Batches, linear_start, register
+from caprompt.methods.cosine import cosines
 from caprompt.methods.descriptions import attributes_of, read_descriptions, similarity
+from caprompt.methods.direct import OwnTask
 from caprompt.methods.filter_bank import FilterBank
 from caprompt.methods.prefix import Layers, PrefixOptions, prompted_layers, random_rows
 from caprompt.vit import Adaptation, ViT
@@ -61,7 +63,7 @@ class ConvolvedPrefix(Adaptation):
         self.slot = {layer: slot for slot, layer in enumerate(method.layers)}
         self.match = method.match
         self.made: Tensor = method.bank(method.embedding)  # (L, F, 2, n, D)
-        self.keys = F.normalize(method.bank.all_keys(), dim=1)  # (F, K)
+        self.keys = method.bank.keys()  # (F, K)
         self.before: Tensor | None = None  # what the previous layer made for itself
 
     def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -74,18 +76,16 @@ class ConvolvedPrefix(Adaptation):
 
     def shares(self, x: Tensor) -> Tensor:
         """s: how much each filter counts for each image at this layer's input, (B, N, D) -> (B, F)."""
-        matched = self.match(x[:, 0].to(self.keys.dtype))  # of the class token, (B, K)
-        return F.normalize(matched, dim=1) @ self.keys.T
+        return cosines(self.match(x[:, 0].to(self.keys.dtype)), self.keys)  # of the class token
 
 
 @register("convprompt")
-class ConvPrompt(Method):
+class ConvPrompt(OwnTask):
     """Prompts made by convolving shared embeddings with the filters of all tasks."""
 
     summary = "prompts made from shared embeddings by the tasks' filters, in a single pass (CVPR 2024)"
     options_class = ConvPromptOptions
     options: ConvPromptOptions
-    trains_on_known = True
 
     def __init__(self, vit: ViT, options: ConvPromptOptions) -> None:
         super().__init__(vit, options)
@@ -142,7 +142,7 @@ class ConvPrompt(Method):
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy among the classes of each image's task, and from the second task on retain x the shared parts' moves."""
-        parts = {"ce": self.own_task_cross_entropy(self.logits(images), labels)}
+        parts = super().loss(images, labels)
         if self.options.retain and len(self.task_sizes) > 1:
             moved = (self.embedding - self.embedding_before).abs().sum()
             moved = moved + (parameters_to_vector(self.match.parameters()) - self.match_before).abs().sum()
@@ -154,8 +154,3 @@ class ConvPrompt(Method):
         """Note where the shared parts are now."""
         self.embedding_before.copy_(self.embedding)
         self.match_before.copy_(parameters_to_vector(self.match.parameters()))
-
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """One pass."""
-        return self.answered(self.logits(images), passes=1)

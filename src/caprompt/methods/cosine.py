@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt.methods.base import Head, linear_start
+from caprompt.methods.base import Head, with_new_rows
 from caprompt.options import Options
 
 __all__ = ["CosineHead", "ScoreOptions", "cosines"]
@@ -53,9 +53,7 @@ class CosineHead(Head):
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn as `nn.Linear` draws them; only their directions count."""
-        width = self.weight.shape[1]
-        rows = linear_start((classes, width), width, generator).to(self.weight)
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows]))
+        self.weight = nn.Parameter(with_new_rows(self.weight, classes, self.weight.shape[1], generator))
 
     def forward(self, features: Tensor) -> Tensor:
         return self.scale * cosines(features, self.weight)  # (B, D) -> (B, C)

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from caprompt.methods.base import GrowingHead, register
+from caprompt.methods.base import GrowingHead, linear_start, register
 from caprompt.methods.chance import Chance
-from caprompt.methods.growing import GrowingRows
-from caprompt.methods.keys import cosine, orthonormal_rows
+from caprompt.methods.cosine import cosines
+from caprompt.methods.growing import GrowingRows, orthonormal_rows
 from caprompt.methods.one_task import OneTaskMethod
 from caprompt.methods.tokens import Tokens
 from caprompt.options import Options
@@ -67,11 +67,7 @@ class CPrompt(OneTaskMethod):
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """New prompts, starting from the previous ones, orthogonal keys for the new classes, a fresh auxiliary head."""
         super().begin_task(classes, generator)
-        if len(self.task_sizes) == 1:
-            bound = self.vit.config.width**-0.5
-            self.prompts.append(torch.empty(1, *self.prompts.newest.shape[1:]).uniform_(-bound, bound, generator=generator))
-        else:
-            self.prompts.append(self.prompts.newest.detach())
+        self.prompts.go_on(linear_start((1, *self.prompts.newest.shape[1:]), self.vit.config.width, generator))
         self.keys.append(orthonormal_rows(classes, self.keys(), generator))
         self.auxiliary = GrowingHead(self.vit.config.width).to(self.head.weight)
         self.auxiliary.grow(classes, generator)
@@ -79,7 +75,7 @@ class CPrompt(OneTaskMethod):
 
     def cosines(self, stem: Stem) -> Tensor:
         """How near each image's query is to every class's key: (B, C)."""
-        return cosine(self.vit.class_token(stem).to(self.keys.earlier), self.keys())
+        return cosines(self.vit.class_token(stem).to(self.keys.earlier), self.keys())
 
     def chosen_task(self, stem: Stem) -> Tensor:
         return self.task_of_class[self.cosines(stem).argmax(dim=1)]

@@ -13,28 +13,32 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.methods.base import register
+from caprompt.methods.cosine import cosines
 from caprompt.methods.growing import GrowingRows
-from caprompt.methods.keys import cosine
 from caprompt.methods.one_task import OneTaskMethod
-from caprompt.methods.prefix import Prefix
-from caprompt.options import Options
+from caprompt.methods.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_rows
 from caprompt.vit import Adaptation, Stem, ViT
 
 __all__ = ["DualPrompt", "DualPromptOptions"]
 
 
-class DualPromptOptions(Options):
+class DualPromptOptions(PrefixOptions):
     """The two kinds of prompts, and the weight of the keys' loss."""
 
-    general_layers: int = Field(2, ge=1, description="the first so many layers have the general prompt; at most all but one")
-    general_length: int = Field(10, ge=2, multiple_of=2, description="its rows per layer, keys and values counted together")
-    task_layers: int = Field(3, ge=1, description="so many layers behind them have the tasks' prompts, as far as there are")
+    layers: Layers = Field(
+        "first-5", description="the layers that are prompted: 'first-5', 'all', a list, or a range such as '0-8'"
+    )
     length: int = Field(10, ge=2, multiple_of=2, description="rows of a task's prompt per layer, keys and values together")
+    general_layers: int = Field(2, ge=0, description="the first so many of them have the general prompt; at most all but one")
+    general_length: int = Field(10, ge=2, multiple_of=2, description="its rows per layer, keys and values counted together")
+    init: Literal["normal", "uniform"] = Field("uniform", description="first prompts and keys: U(-1, 1), or N(0, 0.02)")
     pull: float = Field(1.0, gt=0, description="weight of pulling a task's key towards its images' queries")
 
 
@@ -49,10 +53,9 @@ class DualPrompt(OneTaskMethod):
 
     def __init__(self, vit: ViT, options: DualPromptOptions) -> None:
         super().__init__(vit, options)
-        depth, width = vit.config.depth, vit.config.width
-        first = min(options.general_layers, depth - 1)
-        self.general_layers = range(first)
-        self.task_layers = range(first, min(first + options.task_layers, depth))
+        layers, width = prompted_layers(vit.config, options), vit.config.width
+        first = min(options.general_layers, len(layers) - 1)
+        self.general_layers, self.task_layers = layers[:first], layers[first:]
         self.general = nn.Parameter(torch.zeros(first, 2, options.general_length // 2, width))  # (L, 2, n, D)
         self.prompts = GrowingRows(len(self.task_layers), 2, options.length // 2, width)  # (T, L, 2, n, D)
         self.keys = GrowingRows(width)  # (T, D)
@@ -60,20 +63,14 @@ class DualPrompt(OneTaskMethod):
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """A new prompt, starting from the previous one, and a random key."""
         super().begin_task(classes, generator)
-
-        def uniform(*shape: int) -> Tensor:
-            return torch.empty(shape).uniform_(-1, 1, generator=generator)
-
         if len(self.task_sizes) == 1:
-            self.general.data.copy_(uniform(*self.general.shape))
-            self.prompts.append(uniform(1, *self.prompts.newest.shape[1:]))
-        else:
-            self.prompts.append(self.prompts.newest.detach())
-        self.keys.append(uniform(1, self.vit.config.width))
+            self.general.data.copy_(random_rows(self.general.shape, self.options, generator))
+        self.prompts.go_on(random_rows((1, *self.prompts.newest.shape[1:]), self.options, generator))
+        self.keys.append(random_rows((1, self.vit.config.width), self.options, generator))
 
     def cosines(self, stem: Stem) -> Tensor:
         """How near each image's query is to every task's key: (B, T)."""
-        return cosine(self.vit(stem), self.keys())
+        return cosines(self.vit(stem), self.keys())
 
     def chosen_task(self, stem: Stem) -> Tensor:
         return self.cosines(stem).argmax(dim=1)

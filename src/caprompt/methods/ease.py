@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from caprompt.class_statistics import Statistics
 from caprompt.methods.adapters import Adapter, AdapterOptions
-from caprompt.methods.base import Answer, Batches, Head, Method, register
+from caprompt.methods.base import Batches, Head, register
 from caprompt.methods.cosine import CosineHead, ScoreOptions, cosines
+from caprompt.methods.direct import Direct
 from caprompt.vit import Adaptation, ViT
 
 __all__ = ["Ease", "EaseOptions", "SubspaceHead", "synthesised"]
@@ -88,7 +89,7 @@ class SubspaceHead(Head):
 
 
 @register("ease")
-class Ease(Method):
+class Ease(Direct):
     """An adapter and thereby a subspace per task; classes are means in all of them."""
 
     summary = "an adapter per task, class means in every adapter's subspace, synthesised for old classes (CVPR 2024)"
@@ -153,11 +154,15 @@ class Ease(Method):
             weights[0] = self.options.raw_weight
         return weights
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """One pass per subspace."""
-        logits = self.options.scale * self.head(self.features(images), self.weights())
-        return self.answered(logits, passes=len(self.head.subspaces))
+    def logits(self, images: Tensor) -> Tensor:
+        """Scaled cosines, every subspace weighed: (B, C)."""
+        logits: Tensor = self.options.scale * self.head(self.features(images), self.weights())
+        return logits
+
+    @property
+    def passes(self) -> int:
+        """One per subspace."""
+        return len(self.head.subspaces)
 
 
 def synthesised(old: Tensor, references: Tensor, targets: Tensor) -> Tensor:

@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from caprompt.class_statistics import Statistics
 from caprompt.methods import transport
-from caprompt.methods.base import Answer, Batches, GrowingHead, Method, linear_start, register
+from caprompt.methods.base import Batches, GrowingHead, linear_start, register
+from caprompt.methods.direct import OwnTask
+from caprompt.methods.tokens import Tokens
 from caprompt.methods.transport import Route
 from caprompt.options import Options
-from caprompt.vit import Adaptation, Stem, ViT
+from caprompt.vit import Stem, ViT
 
 __all__ = ["EvoPrompt", "EvoPromptOptions", "composed_rows", "scaled"]
 
@@ -48,25 +50,14 @@ class EvoPromptOptions(Options):
     )
 
 
-class GeneratedTokens(Adaptation):
-    """Tokens of each image for every block, (L, B, n, D)."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def tokens(self, layer: int, x: Tensor) -> Tensor:
-        return self.rows[layer]
-
-
 @register("evoprompt")
-class EvoPrompt(Method):
+class EvoPrompt(OwnTask):
     """Generated prompts; generators of successive tasks are fused neuron by neuron."""
 
     summary = "prompts generated from the image, generators fused by optimal transport after a task (AAAI 2024)"
     options_class = EvoPromptOptions
     options: EvoPromptOptions
     head: GrowingHead
-    trains_on_known = True
 
     def __init__(self, vit: ViT, options: EvoPromptOptions) -> None:
         super().__init__(vit, options)
@@ -107,7 +98,7 @@ class EvoPrompt(Method):
     def logits_with(self, stem: Stem, outputs: Tensor) -> Tensor:
         """Logits under generated tokens, (L, B, n D) -> (B, C)."""
         rows = outputs.unflatten(2, (self.options.length, -1))  # (L, B, n, D)
-        logits: Tensor = self.head(self.vit(stem, GeneratedTokens(rows)))
+        logits: Tensor = self.head(self.vit(stem, Tokens(rows, layers=range(len(rows)))))
         return logits
 
     def logits(self, images: Tensor) -> Tensor:
@@ -126,10 +117,6 @@ class EvoPrompt(Method):
         if old.any():
             means, rows = self.prototypes.mean, self.head.weight
             rows.data[~old] = composed_rows(means[~old], means[old], rows[old])
-
-    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy among the classes of each image's task."""
-        return {"ce": self.own_task_cross_entropy(self.logits(images), labels)}
 
     @torch.no_grad()
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
@@ -172,10 +159,9 @@ class EvoPrompt(Method):
             weight.copy_(reference[layer] + kept.unsqueeze(1) * (aligned - reference[layer]))
         return importance_down, importance_up
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """Two passes."""
-        return self.answered(self.logits(images), passes=2)
+    @property
+    def passes(self) -> int:
+        return 2
 
 
 def scaled(values: Tensor) -> Tensor:

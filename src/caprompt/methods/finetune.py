@@ -10,13 +10,14 @@ in float32 and computes in the numbers that the frozen backbone is held in (auto
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from caprompt.methods.base import register
-from caprompt.methods.one_pass import Plain, PlainOptions
+from caprompt.methods.direct import Plain, PlainOptions
 from caprompt.vit import ViT
 
 __all__ = ["FineTune", "FineTuneOptions"]
@@ -45,6 +46,12 @@ class FineTune(Plain):
     def features(self, images: Tensor) -> Tensor:
         """Features of the trained copy: (B, D)."""
         precision = self.vit.cls_token.dtype
-        with torch.autocast(images.device.type, dtype=precision, enabled=precision != torch.float32):
+        half = torch.autocast(images.device.type, dtype=precision) if precision != torch.float32 else nullcontext()
+        with half:
             features: Tensor = self.tuned(images)
         return features
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The head on the copy's features: (B, C)."""
+        logits: Tensor = self.head(self.features(images))
+        return logits

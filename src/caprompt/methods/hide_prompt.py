@@ -22,10 +22,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from caprompt import replay
-from caprompt.methods.base import Answer, Batches, Method, register
+from caprompt.methods.base import Batches, register
+from caprompt.methods.growing import GrowingRows
+from caprompt.methods.one_task import OneTaskMethod
 from caprompt.methods.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.task_identity import TaskIdentity
 from caprompt.replay import ReplayKind
@@ -49,7 +51,7 @@ class HiDePromptOptions(replay.ReplayOptions, PrefixOptions):
 
 
 @register("hide-prompt")
-class HiDePrompt(Method):
+class HiDePrompt(OneTaskMethod):
     """A prompt per task, chosen by a classifier of its own; the head is aligned with remembered statistics."""
 
     summary = "a prompt per task, the task named by a classifier on un-prompted features (NeurIPS 2023)"
@@ -60,14 +62,10 @@ class HiDePrompt(Method):
         super().__init__(vit, options)
         width = vit.config.width
         self.layers = prompted_layers(vit.config, options)
-        start = random_prompt(vit.config, options, torch.Generator())
-        self.prompt = nn.Parameter(start)  # p_t of the newest task, (L, 2, n, D)
-        self.register_buffer("earlier", start.new_empty(0, *start.shape))
+        self.prompts = GrowingRows(len(self.layers), 2, options.length // 2, width)  # P_0 ... P_{T-2}, p_{T-1}: (T, L, 2, n, D)
         self.statistics = replay.build(options, width)  # of features under the own task's prompt
         self.plain_statistics = replay.build(options, width)  # of un-prompted features
         self.identity = TaskIdentity(width)
-
-    earlier: Tensor  # P_0 ... P_{T-2}, frozen for good: (T - 1, L, 2, n, D)
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """A new prompt, starting from the previous task's mixture, which is frozen."""
@@ -75,25 +73,22 @@ class HiDePrompt(Method):
         self.statistics.grow(classes)
         self.plain_statistics.grow(classes)
         self.identity.grow(classes, generator)
-        if len(self.task_sizes) == 1:
-            self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
-        else:
-            previous = self.mixed_prompt().detach()
-            self.earlier = torch.cat([self.earlier, previous.unsqueeze(0)])
-            self.prompt = nn.Parameter(previous.clone())
+        if len(self.task_sizes) > 1:
+            self.prompts.newest.data.copy_(self.mixed_prompt().clone())  # from p_t to P_t
+        self.prompts.go_on(random_prompt(self.vit.config, self.options, generator).unsqueeze(0))
 
     # -- prompts -----------------------------------------------------------------------------------------------------------
 
     def mixed_prompt(self) -> Tensor:
         """P_t of the newest task, (L, 2, n, D)."""
-        if not len(self.earlier):
-            return self.prompt
-        share = self.options.mixture
-        return (1 - share) * self.prompt + share * self.earlier.mean(dim=0)
+        own, share = self.prompts.newest[0], self.options.mixture
+        return (1 - share) * own + share * self.prompts.earlier.mean(dim=0) if len(self.prompts.earlier) else own
+
+    def chosen_task(self, stem: Stem) -> Tensor:
+        return self.task_of_class[self.identity(self.vit(stem)).argmax(dim=1)]
 
     def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
-        """Features of images, each under the prompt of the task named for it, (B,) -> (B, D)."""
-        prompts = torch.cat([self.earlier, self.mixed_prompt().unsqueeze(0)])  # (T, L, 2, n, D)
+        prompts = torch.cat([self.prompts.earlier, self.mixed_prompt().unsqueeze(0)])  # (T, L, 2, n, D)
         features: Tensor = self.vit(stem, Prefix(prompts[tasks].movedim(0, 2), self.layers))  # rows (L, 2, B, n, D)
         return features
 
@@ -131,21 +126,6 @@ class HiDePrompt(Method):
             plain.append((self.vit(stem), labels))
         self.statistics.observe_all(prompted)
         self.plain_statistics.observe_all(plain)
-
-    # -- prediction --------------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """Find each image's task without a prompt, then its class under that task's prompt; a single task needs no finding."""
-        stem = self.vit.stem(images)
-        find = true_tasks is None and len(self.task_sizes) > 1
-        if find:
-            tasks = self.task_of_class[self.identity(self.vit(stem)).argmax(dim=1)]  # (B,)
-        else:
-            tasks = self.task_of_class.new_zeros(images.shape[0]) if true_tasks is None else true_tasks
-        logits: Tensor = self.head(self.features_under(stem, tasks))
-        weights = F.one_hot(tasks, len(self.task_sizes)).to(logits)
-        return Answer(logits, weights, torch.full_like(tasks, 2 if find else 1))
 
 
 def contrastive_loss(features: Tensor, centres: Tensor, occupied: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.methods.base import Batches, register
-from caprompt.methods.one_pass import OnePass
+from caprompt.methods.direct import OwnTask
 from caprompt.methods.protected import ProtectedSubspaces
 from caprompt.options import Options
 from caprompt.vit import Adaptation, ViT
@@ -68,7 +68,7 @@ class InputMoments(KeyValueChange):
 
 
 @register("inflora")
-class InfLoRA(OnePass):
+class InfLoRA(OwnTask):
     """Low-rank changes of keys and values in directions that earlier tasks do not use."""
 
     summary = "low-rank changes of keys and values, kept out of old tasks' inputs (CVPR 2024)"
@@ -86,10 +86,10 @@ class InfLoRA(OnePass):
         self.up = nn.Parameter(torch.zeros(layers, 2 * width, rank))  # B, of the current call
         self.protected = ProtectedSubspaces(layers, width)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Features of the network as it is changed so far: (B, D)."""
-        features: Tensor = self.vit(images, KeyValueChange(self.merged, self.up, self.down))
-        return features
+    def logits(self, images: Tensor) -> Tensor:
+        """The head on features of the network as it is changed so far: (B, C)."""
+        logits: Tensor = self.head(self.vit(images, KeyValueChange(self.merged, self.up, self.down)))
+        return logits
 
     @property
     def share(self) -> float:

@@ -18,8 +18,9 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from caprompt.methods.base import Answer, Method, register
-from caprompt.methods.keys import cosine
+from caprompt.methods.base import register
+from caprompt.methods.cosine import cosines
+from caprompt.methods.direct import OwnTask
 from caprompt.methods.tokens import Tokens
 from caprompt.options import Options
 from caprompt.vit import Stem, ViT
@@ -45,13 +46,12 @@ class L2POptions(Options):
 
 
 @register("l2p")
-class L2P(Method):
+class L2P(OwnTask):
     """A pool of prompts, from which each image takes those with the nearest keys."""
 
     summary = "a pool of prompts chosen per image by learned keys (CVPR 2022)"
     options_class = L2POptions
     options: L2POptions
-    trains_on_known = True
 
     def __init__(self, vit: ViT, options: L2POptions) -> None:
         super().__init__(vit, options)
@@ -67,7 +67,7 @@ class L2P(Method):
 
     def chosen(self, stem: Stem) -> tuple[Tensor, Tensor]:
         """The N nearest prompts of each image: their cosines and their indices, (B, N) each."""
-        nearest = cosine(self.vit(stem), self.keys).topk(self.options.top, dim=1)
+        nearest = cosines(self.vit(stem), self.keys).topk(self.options.top, dim=1)
         return nearest.values, nearest.indices
 
     def logits_under(self, stem: Stem, indices: Tensor) -> Tensor:
@@ -80,15 +80,17 @@ class L2P(Method):
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy of the prompted pass, and the pull of the chosen keys towards the queries."""
         stem = self.vit.stem(images)
-        cosines, indices = self.chosen(stem)
+        near, indices = self.chosen(stem)
         return {
             "ce": self.own_task_cross_entropy(self.logits_under(stem, indices), labels),
-            "pull": -self.options.pull * cosines.sum(dim=1).mean(),
+            "pull": -self.options.pull * near.sum(dim=1).mean(),
         }
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """A pass that chooses and one that answers; prompts belong to no task, so `true_tasks` changes nothing."""
+    def logits(self, images: Tensor) -> Tensor:
+        """A pass that chooses and one that answers: (B, C)."""
         stem = self.vit.stem(images)
-        _, indices = self.chosen(stem)
-        return self.answered(self.logits_under(stem, indices), passes=2)
+        return self.logits_under(stem, self.chosen(stem)[1])
+
+    @property
+    def passes(self) -> int:
+        return 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from caprompt.methods.base import register
-from caprompt.methods.one_pass import Plain, PlainOptions
+from caprompt.methods.direct import Plain, PlainOptions
 
 __all__ = ["Linear"]
 
@@ -23,7 +23,7 @@ class Linear(Plain):
     summary = "a linear head on the frozen backbone, nothing else learns (reference)"
     options_class = PlainOptions
 
-    def features(self, images: Tensor) -> Tensor:
-        """The plain features: (B, D)."""
-        features: Tensor = self.vit(images)
-        return features
+    def logits(self, images: Tensor) -> Tensor:
+        """The head on the plain features: (B, C)."""
+        logits: Tensor = self.head(self.vit(images))
+        return logits

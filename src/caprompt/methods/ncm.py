@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from caprompt.class_statistics import Statistics
-from caprompt.methods.base import Answer, Batches, Head, Method, register
+from caprompt.methods.base import Batches, Head, register
 from caprompt.methods.cosine import ScoreOptions, cosines
+from caprompt.methods.direct import Direct
 from caprompt.vit import ViT
 
 __all__ = ["NearestClassMean", "PrototypeHead"]
@@ -37,7 +38,7 @@ class PrototypeHead(Head):
 
 
 @register("ncm")
-class NearestClassMean(Method):
+class NearestClassMean(Direct):
     """Class means of frozen features."""
 
     summary = "nearest class mean of frozen features by cosine, no training (SimpleCIL)"
@@ -62,7 +63,7 @@ class NearestClassMean(Method):
         """Take the images into their classes' means, exactly: as if all images of a class had come at once."""
         self.head.statistics.observe_all((self.vit(images), labels) for images, labels in batches)
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """One pass."""
-        return self.answered(self.options.scale * self.head(self.vit(images)), passes=1)
+    def logits(self, images: Tensor) -> Tensor:
+        """Scaled cosines with the means: (B, C)."""
+        logits: Tensor = self.options.scale * self.head(self.vit(images))
+        return logits

@@ -19,7 +19,7 @@ class OneTaskMethod(Method):
 
     @abstractmethod
     def chosen_task(self, stem: Stem) -> Tensor:
-        """The task whose prompt each image gets, from one pass: (B,)."""
+        """The task whose prompt each image gets, from one pass: (B,). Not asked for while there is a single task."""
 
     @abstractmethod
     def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
@@ -27,9 +27,13 @@ class OneTaskMethod(Method):
 
     @torch.no_grad()
     def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """A pass that chooses and one that answers; with `true_tasks` only the latter."""
+        """A pass that chooses and one that answers; where the task is given, or there is but one, only the latter."""
         stem = self.vit.stem(images)
-        tasks = self.chosen_task(stem) if true_tasks is None else true_tasks
+        tasks, passes = true_tasks, 1
+        if tasks is None and len(self.task_sizes) > 1:
+            tasks, passes = self.chosen_task(stem), 2
+        elif tasks is None:
+            tasks = self.task_of_class.new_zeros(images.shape[0])
         logits = self.head(self.features_under(stem, tasks))
         weights = F.one_hot(tasks, len(self.task_sizes)).to(logits)  # (B, T)
-        return Answer(logits, weights, torch.full_like(tasks, 2 if true_tasks is None else 1))
+        return Answer(logits, weights, torch.full_like(tasks, passes))

@@ -34,7 +34,8 @@ class ProtectedSubspaces(nn.Module):
         """P of every layer: (L, D, D), in float64."""
         basis = self.basis.double()
         onto: Tensor = basis @ basis.mT
-        return torch.where(self.complement[:, None, None], torch.eye(onto.shape[1]).to(onto) - onto, onto)
+        identity = torch.eye(onto.shape[1], dtype=onto.dtype, device=onto.device)
+        return torch.where(self.complement[:, None, None], identity - onto, onto)
 
     def free_directions(self, moments: Tensor, count: int) -> Tensor:
         """The `count` leading directions of G (L, D, D) outside the protected subspace: (L, count, D), zero where none is left."""

@@ -23,8 +23,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.methods.adapters import Adapter, AdapterOptions
-from caprompt.methods.base import Answer, Batches, Head, Method, register
+from caprompt.methods.base import Batches, Head, register
 from caprompt.methods.cosine import CosineHead, ScoreOptions
+from caprompt.methods.direct import Direct
 from caprompt.vit import ViT
 
 __all__ = ["RanPAC", "RanPACOptions", "RidgeHead", "held_out_errors"]
@@ -91,7 +92,7 @@ class RidgeHead(Head):
 
 
 @register("ranpac")
-class RanPAC(Method):
+class RanPAC(Direct):
     """Random projections and ridge regression, on features adapted to the first task."""
 
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"
@@ -176,10 +177,10 @@ class RanPAC(Method):
         self.head.weigh_strengths(self.expanded(features[chosen]), classes[chosen])
         self.head.solve()
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """One pass."""
-        return self.answered(self.options.scale * self.head(self.expanded(self.features(images))), passes=1)
+    def logits(self, images: Tensor) -> Tensor:
+        """The scaled regression: (n, C)."""
+        logits: Tensor = self.options.scale * self.head(self.expanded(self.features(images)))
+        return logits
 
 
 def held_out_errors(fit: Tensor, fit_targets: Tensor, held: Tensor, held_targets: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.methods.base import register
-from caprompt.methods.one_pass import Plain, PlainOptions
+from caprompt.methods.direct import Plain, PlainOptions
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.vit import ViT
 
@@ -44,7 +44,7 @@ class SequentialPrompt(Plain):
         if len(self.task_sizes) == 1:
             self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
 
-    def features(self, images: Tensor) -> Tensor:
-        """Features under the one prompt: (B, D)."""
-        features: Tensor = self.vit(images, Prefix.shared(self.prompt, self.layers, images.shape[0]))
-        return features
+    def logits(self, images: Tensor) -> Tensor:
+        """The head on features under the one prompt: (B, C)."""
+        logits: Tensor = self.head(self.vit(images, Prefix.shared(self.prompt, self.layers, images.shape[0])))
+        return logits

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from caprompt import replay
 from caprompt.class_statistics import Draw
 from caprompt.methods.adapters import Adapter, AdapterOptions
-from caprompt.methods.base import Answer, Batches, Method, register
+from caprompt.methods.base import Batches, register
 from caprompt.methods.cosine import CosineHead
+from caprompt.methods.direct import Direct
 from caprompt.vit import ViT
 
 __all__ = ["Ssiat", "SsiatOptions", "drift"]
@@ -52,7 +53,7 @@ class SsiatOptions(replay.ReplayOptions, AdapterOptions):
 
 
 @register("ssiat")
-class Ssiat(Method):
+class Ssiat(Direct):
     """One adapter for all tasks; what it does to old classes is estimated and made good."""
 
     summary = "one shared adapter, class statistics corrected for its drift, unified cosine head (CVPR 2024)"
@@ -86,7 +87,7 @@ class Ssiat(Method):
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy of the scaled cosines among the task's classes, with a margin."""
-        logits = self.head(self.vit(images, self.adapter.branches()))
+        logits = self.logits(images)
         if self.options.margin:
             logits = logits - self.options.scale * self.options.margin * F.one_hot(labels, self.classes)
         return {"ce": self.masked_cross_entropy(logits, labels)}
@@ -122,10 +123,10 @@ class Ssiat(Method):
         inwards = ((factor - 1).unsqueeze(1) * self.statistics.mean).unsqueeze(1)  # (C, 1, D)
         return lambda each, generator: own(each, generator) + inwards
 
-    @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        """One pass."""
-        return self.answered(self.head(self.vit(images, self.adapter.branches())), passes=1)
+    def logits(self, images: Tensor) -> Tensor:
+        """Scaled cosines under the adapter: (B, C)."""
+        logits: Tensor = self.head(self.vit(images, self.adapter.branches()))
+        return logits
 
 
 def drift(earlier: Tensor, later: Tensor, means: Tensor, width: float) -> Tensor:

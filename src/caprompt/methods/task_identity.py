@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caprompt.methods.base import linear_start
+from caprompt.methods.base import linear_start, with_new_rows
 
 __all__ = ["TaskIdentity"]
 
@@ -50,7 +50,7 @@ class TaskIdentity(nn.Module):
         if not len(self.rows):
             for weight in (self.into, self.back):
                 weight.copy_(linear_start(weight.shape, weight.shape[1], generator))
-        self.rows = torch.cat([self.rows, linear_start((classes, self.width), self.width, generator).to(self.rows)])
+        self.rows = with_new_rows(self.rows, classes, self.width, generator)
         self.rows_bias = torch.cat([self.rows_bias, self.rows_bias.new_zeros(classes)])
 
     def forward(self, features: Tensor) -> Tensor:

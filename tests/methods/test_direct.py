@@ -5,31 +5,38 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.one_pass import OnePass, Plain, PlainOptions
+from caprompt.methods.direct import OwnTask, Plain, PlainOptions
 from caprompt.options import Options
 
 IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([2, 3, 4, 0])
 
 
-class MeanColour(OnePass):
+class MeanColour(OwnTask):
     """A feature that can be computed by hand: each colour's mean, padded to the width."""
 
-    def features(self, images: Tensor) -> Tensor:
-        return F.pad(images.mean(dim=(2, 3)), (0, TINY.width - 3))
+    def logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(F.pad(images.mean(dim=(2, 3)), (0, TINY.width - 3)))
+        return logits
+
+
+class TwicePass(MeanColour):
+    @property
+    def passes(self) -> int:
+        return 2
 
 
 class PlainMeanColour(MeanColour, Plain):
     pass
 
 
-def begun(method: OnePass) -> OnePass:
+def begun(method: OwnTask) -> OwnTask:
     for number, classes in enumerate((2, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
     return method
 
 
-def by_hand(method: OnePass) -> Tensor:
+def by_hand(method: OwnTask) -> Tensor:
     colours = torch.stack([torch.stack([image[channel].mean() for channel in range(3)]) for image in IMAGES])
     return colours @ method.head.weight[:, :3].T + method.head.bias
 
@@ -57,7 +64,7 @@ def test_plain_methods_may_leave_the_mask_away() -> None:
         torch.testing.assert_close(method.loss(IMAGES, LABELS)["ce"], expected)
 
 
-def test_the_answer_is_one_pass_over_all_classes() -> None:
+def test_the_answer_is_the_logits_of_all_classes() -> None:
     method = begun(MeanColour(tiny_vit(), Options()))
     answer = method.answer(IMAGES)
     torch.testing.assert_close(answer.logits, by_hand(method).detach())
@@ -65,3 +72,4 @@ def test_the_answer_is_one_pass_over_all_classes() -> None:
     torch.testing.assert_close(answer.task_weights[:, 1], probabilities[:, 2:].sum(dim=1))
     assert answer.passes.tolist() == [1, 1, 1, 1]
     assert not answer.logits.requires_grad
+    assert begun(TwicePass(tiny_vit(), Options())).answer(IMAGES).passes.tolist() == [2, 2, 2, 2]

@@ -1,0 +1,39 @@
+"""The example of docs/extending.md is a method like any other: it is read from the page and passes every check."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import quick_options
+
+from caprompt import ContinualClassifier
+from caprompt.methods import base
+
+sys.path.insert(0, str(Path(__file__).parent))
+import method_checks
+import step_checks
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+@pytest.fixture(scope="module")
+def name() -> Iterator[str]:
+    """The example's name, known for as long as this file is tested."""
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    known = set(base.registered())
+    exec(compile(program, str(PAGE), "exec"), {"__name__": "caprompt_example"})
+    (new,) = set(base.registered()) - known
+    yield new
+    del base._REGISTRY[new]
+
+
+@pytest.mark.parametrize("check", [*method_checks.CHECKS, *step_checks.CHECKS], ids=lambda check: check.__name__[len("check_") :])
+def test_the_example_passes(check: object, name: str, backbone: Path) -> None:
+    def make(**settings: object) -> ContinualClassifier:
+        return ContinualClassifier(name, backbone, **{**quick_options(name), **settings})  # type: ignore[arg-type]
+
+    check(make)  # type: ignore[operator]
