@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from torch import Tensor
+
+from caprompt.methods.ridge import STRENGTHS, RidgeHead, held_out_errors
+
+
+def hidden(count: int, width: int = 12, seed: int = 0) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).relu()
+
+
+def labels(count: int, classes: int = 3) -> Tensor:
+    return torch.arange(count) % classes
+
+
+def head(width: int = 12, classes: int = 3) -> RidgeHead:
+    made = RidgeHead(width)
+    made.grow(classes, torch.Generator())
+    return made
+
+
+def prefer(made: RidgeHead, strength: float) -> RidgeHead:
+    """Make the head take this strength."""
+    made.errors.fill_(1)
+    made.errors[STRENGTHS.index(strength)] = 0
+    return made
+
+
+def sklearn_ridge(x: Tensor, y: Tensor, strength: float) -> Ridge:
+    return Ridge(alpha=strength, fit_intercept=False, solver="svd").fit(x.numpy(), y.numpy())
+
+
+@pytest.mark.parametrize("strength", [0.1, 10.0, 1000.0])
+def test_weights_are_scikit_learns_ridge(strength: float) -> None:
+    x, y = hidden(40), labels(40)
+    ridge = prefer(head(), strength)
+    ridge.observe(x.float(), y)
+    ridge.solve()
+    expected = sklearn_ridge(x.float().double(), torch.nn.functional.one_hot(y).double(), strength)
+    np.testing.assert_allclose(ridge.weight.numpy(), expected.coef_, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [30, 9], ids=["more images than features", "fewer"])
+def test_one_decomposition_gives_scikit_learns_error_at_every_strength(count: int) -> None:
+    x, y = hidden(count), torch.nn.functional.one_hot(labels(count)).double()
+    held, held_y = hidden(7, seed=1), torch.nn.functional.one_hot(labels(7)).double()
+    found = held_out_errors(x, y, held, held_y)
+    assert len(found) == len(STRENGTHS) == 17
+    for strength, error in zip(STRENGTHS, found.tolist(), strict=True):
+        predicted = sklearn_ridge(x, y, strength).predict(held.numpy())
+        assert error == pytest.approx(float(((predicted - held_y.numpy()) ** 2).sum()), rel=1e-5)
+
+
+def test_sums_grow_with_classes_and_calls_as_if_all_had_come_at_once() -> None:
+    x = hidden(30).float()
+    y = torch.cat([labels(20, 2), labels(10, 3)])
+    at_once = prefer(head(classes=3), 1.0)
+    at_once.observe(x, y)
+    at_once.solve()
+    grown = prefer(head(classes=2), 1.0)
+    grown.observe(x[:20], y[:20])
+    grown.solve()
+    before = grown.weight.clone()
+    grown.grow(1, torch.Generator())
+    assert torch.equal(grown.weight[:2], before)
+    assert not grown.weight[2].any()
+    grown.observe(x[20:], y[20:])
+    grown.solve()
+    torch.testing.assert_close(grown.gram, at_once.gram)
+    torch.testing.assert_close(grown.weight, at_once.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_strength_is_the_best_over_all_calls() -> None:
+    """Targets of pure chance ask for much strength, clean ones for little; a small call does not overrule a large one."""
+    x, chance = hidden(300, 60), torch.randint(3, (300,), generator=torch.Generator().manual_seed(5))
+    clean = (x @ (hidden(3, 60, seed=3) - 0.5).T).argmax(dim=1)
+    large, small, both = head(60), head(60), head(60)
+    for ridge, targets in ((large, chance), (both, chance), (small, clean[:40]), (both, clean[:40])):
+        ridge.observe(x[: len(targets)].float(), targets)
+        ridge.weigh_strengths(x[: len(targets)].float(), targets)
+    torch.testing.assert_close(both.errors, large.errors + small.errors)
+    assert small.strength < large.strength
+    assert both.strength == large.strength == STRENGTHS[int(large.errors.argmin())]
+
+
+def test_one_image_has_nothing_to_be_held_against() -> None:
+    ridge = head()
+    ridge.weigh_strengths(hidden(1).float(), labels(1))
+    assert not ridge.errors.any()
+
+
+def test_strength_does_not_drown_in_rounding() -> None:
+    """A singular G: ten images, a hundred features. The least strength would leave nothing but noise."""
+    ridge = prefer(head(100), 1e-8)
+    x, y = 30 * hidden(10, 100).float(), labels(10)
+    ridge.observe(x, y)
+    ridge.solve()
+    assert 1e-8 < ridge.strength < 1
+    torch.testing.assert_close(ridge(x), torch.nn.functional.one_hot(y).float(), rtol=0, atol=0.01)
