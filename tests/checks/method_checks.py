@@ -44,7 +44,14 @@ def tensor_images(model: ContinualClassifier, count: int) -> Tensor:
 def check_batch_invariance(make: Make) -> None:
     """Batches of 1, 7 and 64 and a shuffled order give the same logits and task weights, whatever the switches."""
     known = make().method.options.model_dump()
-    switches: list[dict[str, object]] = [{}, {"cycles": "auto"}, {"cycles": 3}, {"first_pass": "query"}, {"aggregation": False}]
+    switches: list[dict[str, object]] = [
+        {},
+        {"cycles": "auto"},
+        {"cycles": 3},
+        {"first_pass": "query"},
+        {"first_pass": "anchor", "anchor_width": 50},
+        {"aggregation": False},
+    ]
     switches += [{"adapt_first": False}]
     for chosen in switches:
         if chosen.keys() <= known.keys():

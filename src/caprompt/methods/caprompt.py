@@ -16,7 +16,6 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 
 from __future__ import annotations
 
-import copy
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -28,6 +27,7 @@ from caprompt import replay
 from caprompt.methods.base import Answer, Batches, GrowingHead, Method, register
 from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.released import ReleasedOptions, misread
+from caprompt.methods.ridge import RandomRidge
 from caprompt.vit import Stem, ViT
 
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
@@ -43,16 +43,18 @@ class CAPromptOptions(replay.ReplayOptions, PrefixOptions, ReleasedOptions):
     )
     max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
     settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
-    first_pass: Literal["equal", "query"] = Field(
-        "equal", description="first weights from equally mixed prompts, or from no prompt"
+    first_pass: Literal["equal", "query", "anchor"] = Field(
+        "equal", description="first weights from equally mixed prompts, from no prompt, or from the anchor (see anchor_*)"
     )
     aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
 
-    observe: Literal["own", "test"] = Field(
-        "own", description="class statistics of features under the task's own prompt, or under the mixture used at the test"
-    )
+    anchor_width: int = Field(2000, ge=1, description="first_pass='anchor': random projections; a model's file holds its square")
+    anchor_scale: float = Field(20.0, gt=0, description="first_pass='anchor': logits are this times the regression")
+    anchor_share: float = Field(0.5, ge=0, le=1, description="first_pass='anchor': its share in the answer; the rest is the head's")
 
-    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled"}
+    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | frozenset(
+        ("cycles", "max_cycles", "settled", "anchor_scale", "anchor_share")
+    )
 
 
 @register("caprompt")
@@ -71,6 +73,7 @@ class CAPrompt(Method):
         self.prompt = nn.Parameter(start)  # the newest task's, (L, 2, n, D)
         self.register_buffer("earlier", start.new_empty(0, *start.shape))
         self.statistics = replay.build(options, vit.config.width)
+        self.anchor = RandomRidge(vit.config.width, options.anchor_width) if options.first_pass == "anchor" else None
 
     earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
 
@@ -80,6 +83,10 @@ class CAPrompt(Method):
         """A new prompt, starting from the previous one, which is frozen."""
         super().begin_task(classes, generator)
         self.statistics.grow(classes)
+        if self.anchor is not None:
+            if len(self.task_sizes) == 1:
+                self.anchor.start(generator)
+            self.anchor.grow(classes, generator)
         if len(self.task_sizes) == 1:
             self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
         else:
@@ -114,13 +121,26 @@ class CAPrompt(Method):
         return prompt.unsqueeze(2).expand(-1, -1, len(stem.tokens), -1, -1)
 
     def first_logits(self, stem: Stem) -> Tensor:
-        """The first pass, before anything is known of an image: equal weights (Algorithm 1), or the query pass of Eq. 1."""
-        if self.starts_without_prompt:
-            logits: Tensor = self.head(self.vit(stem))
+        """The first pass, before anything is known of an image: equal weights (Algorithm 1), query pass (Eq. 1), or anchor."""
+        if self.anchor is not None:
+            logits: Tensor = self.options.anchor_scale * self.anchor(self.anchored_features(stem))
+        elif self.starts_without_prompt:
+            logits = self.head(self.vit(stem))
         else:
             mean = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes)
             logits = self.head(self.features_under(stem, self.for_all(mean, stem)))
         return logits
+
+    def anchored_features(self, stem: Stem) -> Tensor:
+        """Features under the first task's prompt, which stay as they are once that task is learned: (B, D)."""
+        return self.features_under(stem, self.for_all(self.prompts[0], stem))
+
+    def joined(self, first: Tensor, logits: Tensor) -> Tensor:
+        """The head's logits; with an anchor, its share of the log probabilities and the head's: (B, C) each."""
+        if self.anchor is None:
+            return logits
+        share = self.options.anchor_share
+        return share * first.log_softmax(dim=1) + (1 - share) * logits.log_softmax(dim=1)
 
     @property
     def starts_without_prompt(self) -> bool:
@@ -188,25 +208,27 @@ class CAPrompt(Method):
         weights = F.one_hot(self.task_of_class[labels], len(self.task_sizes)).to(self.prompt.dtype)
         return self.features_under(self.vit.stem(images), self.mix(weights))
 
-    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
-        """Statistics of the classes at hand (those of known classes are merged), then, from the second call on, alignment."""
-        known = int((self.statistics.count > 0).sum())
-        if self.options.observe == "test" and len(self.task_sizes) > 1:
-            # Weights need a head that knows the new classes, so it is first aligned with what their own prompt shows of them.
-            provisional = copy.deepcopy(self.statistics)
-            provisional.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
-            replay.align(self.head, provisional, self.options, known, generator)
-            self.statistics.observe_all((self.test_features(images), labels) for images, labels in batches)
-        else:
-            self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
-        if known:
-            replay.align(self.head, self.statistics, self.options, known, generator)
+    def prepare(self, batches: Batches, generator: torch.Generator) -> None:
+        """From the second task on the first prompt is frozen, so the anchor can learn new classes before they are trained on."""
+        if self.anchor is not None and len(self.task_sizes) > 1:
+            self.teach_anchor(batches, torch.ones_like(self.task_of_class, dtype=torch.bool), generator)
 
     @torch.no_grad()
-    def test_features(self, images: Tensor) -> Tensor:
-        """Features under the mixture of the second pass."""
-        stem = self.vit.stem(images)
-        return self.features_under(stem, self.mix(self.next_weights(self.first_logits(stem))))
+    def teach_anchor(self, batches: Batches, wanted: Tensor, generator: torch.Generator) -> None:
+        """Add the images of wanted classes, (C,) of true and false, to the anchor's regression."""
+        assert self.anchor is not None
+        chosen = ((images[wanted[labels]], labels[wanted[labels]]) for images, labels in batches)
+        self.anchor.learn(((self.anchored_features(self.vit.stem(i)), y) for i, y in chosen if len(y)), generator)
+
+    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
+        """Statistics of the classes at hand (those of known classes are merged), then, from the second call on, alignment."""
+        seen = self.statistics.count > 0  # (C,)
+        if self.anchor is not None:  # `prepare` has shown it the new classes of a later task
+            self.teach_anchor(batches, seen if len(self.task_sizes) > 1 else torch.ones_like(seen), generator)
+        known = int(seen.sum())
+        self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
+        if known:
+            replay.align(self.head, self.statistics, self.options, known, generator)
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 
@@ -219,11 +241,11 @@ class CAPrompt(Method):
             return Answer(self.logits_under(stem, weights), weights, torch.ones_like(true_tasks))
         if self.options.cycles == "auto":
             return self.answer_until_settled(stem)
-        logits = self.first_logits(stem)
+        first = logits = self.first_logits(stem)
         weights = self.equal_weights(logits)
         for _ in range(self.options.cycles - 1):
             weights = self.chosen(self.next_weights(logits))
-            logits = self.logits_under(stem, weights)
+            logits = self.joined(first, self.logits_under(stem, weights))
         return Answer(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
 
     @property
@@ -233,8 +255,8 @@ class CAPrompt(Method):
 
     def answer_until_settled(self, stem: Stem) -> Answer:
         """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
-        logits = self.first_logits(stem)
-        weights = self.equal_weights(logits)
+        first = self.first_logits(stem)
+        logits, weights = first.clone(), self.equal_weights(first)
         passes = torch.ones_like(weights[:, 0], dtype=torch.long)
         active = torch.arange(len(logits), device=logits.device)
         for cycle in range(1, self.options.max_cycles):
@@ -246,7 +268,7 @@ class CAPrompt(Method):
             if not len(active):
                 break
             weights[active] = proposed
-            logits[active] = self.logits_under(stem.only(active), proposed)
+            logits[active] = self.joined(first[active], self.logits_under(stem.only(active), proposed))
             passes[active] += 1
         return Answer(logits, weights, passes)
 

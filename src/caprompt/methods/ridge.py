@@ -127,6 +127,8 @@ class RandomRidge(Head):
         for features, labels in pairs:
             seen.append((features, labels))
             self.ridge.observe(self.expanded(features), labels)
+        if not seen:
+            return
         features, classes = (torch.cat(parts) for parts in zip(*seen, strict=True))
         chosen = torch.randperm(len(classes), generator=generator)[:CHOOSE_FROM].to(classes.device)
         self.ridge.weigh_strengths(self.expanded(features[chosen]), classes[chosen])

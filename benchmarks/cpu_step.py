@@ -1,0 +1,89 @@
+"""CAPrompt's training step on a CPU with the embedded backbone, against the plain step of four separate float32 passes.
+
+    python benchmarks/cpu_step.py                    # prints a table, writes benchmarks/results/cpu_step.json
+
+Both are measured in turn within the same run, so that a machine that is busy slows both alike; the ratio is of their medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import RESULTS, batch, caprompt, plain_losses, save
+
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.optimizing import for_training
+from caprompt.stepping import Step
+from caprompt.weights import DEFAULT_BACKBONE, find_backbone
+
+TASKS = 3
+
+
+def made(dtype: torch.dtype) -> CAPrompt:
+    """CAPrompt in its third task."""
+    return caprompt(torch.device("cpu"), dtype, TASKS, classes=2, config=find_backbone(DEFAULT_BACKBONE).config)
+
+
+def plain_step(method: CAPrompt) -> Callable[[], Any]:
+    """The yardstick."""
+    optimizer = for_training(method)
+    images, labels = batch(method, args.batch)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.stack(list(plain_losses(method, images, labels).values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_([method.prompt, *method.head.parameters()], 1.0)
+        optimizer.step()
+
+    return step
+
+
+def package_step(method: CAPrompt) -> Callable[[], Any]:
+    """The package's."""
+    step = Step(method, for_training(method))
+    images, labels = batch(method, args.batch)
+    return lambda: step(images, labels)
+
+
+def main() -> None:
+    """Measure in turn, print, write."""
+    torch.set_num_threads(args.threads)
+    steps = {
+        "plain fp32, four passes": plain_step(made(torch.float32)),
+        "package, fp32": package_step(made(torch.float32)),
+        "package, bf16": package_step(made(torch.bfloat16)),
+    }
+    if args.compiled:
+        method = made(torch.float32)
+        method.vit.compile_blocks()
+        steps["package, fp32, compiled"] = package_step(method)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(args.turns + 2):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if turn >= 2:
+                seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    slowest = medians["plain fp32, four passes"]
+    print("| step | ms | images/s | against plain |\n|---|--:|--:|--:|")
+    for name, median in medians.items():
+        print(f"| {name} | {median * 1e3:.0f} | {args.batch / median:.0f} | {slowest / median:.2f} x |")
+    save("cpu_step", {"batch": args.batch, "threads": args.threads, "seconds": medians}, args.out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--compiled", action="store_true", help="also torch.compile, which needs a C++ compiler")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    main()

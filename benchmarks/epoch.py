@@ -1,0 +1,73 @@
+"""One epoch of CIFAR-100's sixth task from files on disk, end to end, against the bare step on images that are already there.
+
+    python benchmarks/epoch.py                       # prints a table, writes benchmarks/results/epoch.json
+
+ViT-B/16 with random weights, on a GPU. End to end is the package's own `learn`: reading, cropping, colouring, stepping, its second
+epoch (the first one includes recording the step). The bare step is the same method's, replayed on one resident batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
+from safetensors.torch import save_file
+
+from caprompt import ContinualClassifier
+from caprompt.data import Samples, load_dataset
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.optimizing import for_training
+from caprompt.recording import recorded
+from caprompt.stepping import Step
+
+
+def few(samples: Samples, each: int) -> Samples:
+    """The first images of every class."""
+    wanted = dict.fromkeys(samples.classes, each)
+    chosen = []
+    for position, label in enumerate(samples.labels):
+        if wanted[label]:
+            wanted[label] -= 1
+            chosen.append(position)
+    return samples.select(chosen)
+
+
+def measure(size: int, folder: Path) -> dict[str, Any]:
+    """Images per second of an epoch and of the bare step."""
+    train = load_dataset("cifar100").train
+    tasks = [train.classes[start : start + 10] for start in range(0, 60, 10)]
+    model = ContinualClassifier("caprompt", folder / "random.safetensors", batch_size=size, epochs=2, align_epochs=1)
+    for names in tasks[:5]:
+        model.learn(few(train.of_classes(names), 2 * size // 10 + 1))
+    model.learn(train.of_classes(tasks[5]))
+    ended = model.history[-1]
+    assert isinstance(model.method, CAPrompt)
+    images, labels = batch(model.method, size)
+    step = recorded(Step(model.method, for_training(model.method)), model.device)
+    bare = size / median_seconds(lambda: step(images, labels))
+    whole = ended["images"] / ended["seconds"]
+    return {"batch": size, "epoch_images_per_s": whole, "step_images_per_s": bare, "share": whole / bare}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    with tempfile.TemporaryDirectory() as folder:
+        vit = caprompt(torch.device("cpu"), torch.float32, tasks=1).vit
+        save_file(vit.state_dict(), Path(folder) / "random.safetensors")
+        rows = [measure(size, Path(folder)) for size in args.batches]
+    print("| batch | epoch, images/s | bare step, images/s | share |\n|--:|--:|--:|--:|")
+    for row in rows:
+        print(f"| {row['batch']} | {row['epoch_images_per_s']:.0f} | {row['step_images_per_s']:.0f} | {row['share']:.0%} |")
+    save("epoch", {"patches": BASE.grid**2, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", nargs="+", type=int, default=[24, 128])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    main()
