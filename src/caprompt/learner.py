@@ -271,7 +271,7 @@ class ContinualClassifier:
         if self.method.options.compile:
             self.vit.compile_blocks()
         wanted = find_precision(self.method.options.precision, self.device)
-        if wanted != self.vit.cls_token.dtype:
+        if wanted != self.vit.dtype:
             self._asked.clear()
             self.vit.to(wanted).load_weights(self.backbone.weights)
 

@@ -184,37 +184,19 @@ class Block(nn.Module):
         rows = adaptation.tokens(self.layer, x)
         if rows is not None:
             x, stem = torch.cat([rows.to(x.dtype), x], dim=1), None  # (B, n + N, D)
-        if stem is None or at is not None:
-            normed, *parts = self.read(x, at)
-        else:
-            normed, parts = stem.normed, list(stem.qkv.chunk(3, dim=2))
+        normed = self.norm1(x) if stem is None else stem.normed
+        parts = self.attn.project(normed, at) if stem is None or at is not None else list(stem.qkv.chunk(3, dim=2))
         change = adaptation.qkv(self.layer, normed)
         if change is not None:
             added = change.to(x.dtype).chunk(3, dim=2)
             added = added if at is None else (added[0][:, at].unsqueeze(1), *added[1:])
             parts = [part + more for part, more in zip(parts, added, strict=True)]
         prefix = adaptation.prefix(self.layer, x)
-        x = self.attend(x if at is None else x[:, at].unsqueeze(1), parts, prefix)
+        x = x if at is None else x[:, at].unsqueeze(1)
+        x = x + self.ls1(self.attn(parts, prefix))
         branch = adaptation.mlp(self.layer, x)
-        x = self.feed(x)
+        x = x + self.ls2(self.mlp(self.norm2(x)))
         return x if branch is None else x + branch.to(x.dtype)
-
-    # What lies between two hooks is a function of its own, so that it can be compiled once for all blocks.
-
-    def read(self, x: Tensor, at: int | None) -> list[Tensor]:
-        """Normed tokens, and their queries, keys and values."""
-        normed = self.norm1(x)
-        return [normed, *self.attn.project(normed, at)]
-
-    def attend(self, x: Tensor, parts: list[Tensor], prefix: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Attention beside a skip."""
-        out: Tensor = x + self.ls1(self.attn(parts, prefix))
-        return out
-
-    def feed(self, x: Tensor) -> Tensor:
-        """The MLP beside a skip."""
-        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
-        return out
 
 
 @dataclass(frozen=True)
@@ -288,14 +270,12 @@ class ViT(nn.Module):
         return x
 
     def compile_blocks(self) -> None:
-        """Let the compiler fuse what lies between two hooks; it pays when many batches of one size follow. Once is enough."""
-        if isinstance(self.blocks[0].read, partial):
+        """Let the compiler fuse kernels across the blocks; it pays when many batches of one size follow. Once is enough."""
+        if "through_blocks" in vars(self):
             return
         torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
-        parts = {name: torch.compile(getattr(Block, name), dynamic=False) for name in ("read", "attend", "feed")}
+        self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
         for block in self.blocks:
-            for name, part in parts.items():
-                setattr(block, name, partial(part, block))
             block.mlp.compact = True  # type: ignore[union-attr]
 
     def last_norm(self, x: Tensor) -> Tensor:
@@ -327,6 +307,11 @@ class ViT(nn.Module):
         image = rest.unflatten(1, (grid, grid)).permute(0, 3, 1, 2)  # (1, D, grid, grid)
         image = F.interpolate(image, size=(rows, columns), mode="bicubic", antialias=True, align_corners=False)
         return torch.cat([first, image.flatten(2).transpose(1, 2)], dim=1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The numbers that the weights are held in."""
+        return self.cls_token.dtype
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a state dict in timm's naming, strictly; the first name or shape that differs is named in the error."""

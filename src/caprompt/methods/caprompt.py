@@ -105,7 +105,7 @@ class CAPrompt(Method):
         if self.options.protocol == "released":
             prompts = tuple(misread(rows) for rows in prompts)
         rows = torch.cat(prompts, dim=2) if len(prompts) > 1 else prompts[0]
-        features: Tensor = self.vit(stem.repeated(len(prompts)), Prefix(rows, self.layers))
+        features: Tensor = self.vit(stem.repeated(len(prompts)), Prefix(rows.to(self.vit.dtype), self.layers))
         return features
 
     def mix(self, weights: Tensor) -> Tensor:

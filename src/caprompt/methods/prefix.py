@@ -52,8 +52,6 @@ class Prefix(Adaptation):
     def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if layer not in self.slot:
             return None
-        if self.rows.dtype != x.dtype:
-            self.rows = self.rows.to(x.dtype)  # once for all layers
         rows = self.rows[self.slot[layer]]
         return rows[0], rows[1]
 
