@@ -30,7 +30,7 @@ def test_pictures_come_back_padded_to_the_largest(pictures: list[Pixels], in_mem
 
 def test_resident_pictures_are_gathered_alike(pictures: list[Pixels]) -> None:
     bank = PixelBank(pictures, CPU)
-    bank.resident = torch.tensor(bank.host)
+    bank.resident = torch.from_numpy(bank.host)
     taken = bank.take(np.array([1, 2, 1]))
     assert taken.shape == (3, 7, 5, 3)
     for row, position in enumerate((1, 2, 1)):

@@ -35,8 +35,8 @@ class PixelBank:
         self.shapes = np.array(shapes, dtype=np.int64).reshape(-1, 2)  # (N, 2): heights and widths
         self.starts = np.concatenate([[0], np.cumsum(3 * self.shapes.prod(axis=1))])
         self.resident: Tensor | None = None
-        if device.type != "cpu" and self.host.nbytes < SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
-            self.resident = torch.tensor(self.host, device=device)
+        if device.type == "cuda" and self.host.nbytes < SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
+            self.resident = torch.from_numpy(self.host).to(device)
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -96,4 +96,4 @@ def _side_by_side(pictures: Iterable[Pixels], in_memory: int) -> Pixels:
         for pixels in chain(held, rest):
             file.write(pixels.tobytes())
         file.flush()
-        return np.memmap(file, dtype=np.uint8, mode="r")
+        return np.memmap(file, dtype=np.uint8, mode="c")  # torch wants memory that could be written to; nobody does
