@@ -125,6 +125,20 @@ def test_pictures_that_were_left_out_are_listed(place: Path) -> None:
     assert "bad.png" in done.stderr
 
 
+def test_the_audit_of_a_runs_model_is_kept_with_the_run(place: Path) -> None:
+    shutil.copytree(place / "two", place / "audited", ignore=shutil.ignore_patterns("audit.json"))
+    done = caprompt("audit", "audited/model", "squares/test", cwd=place)
+    assert not (place / "audited" / "audit.json").exists()
+    done = caprompt("audit", "audited/model", "squares/test", "--json", cwd=place)
+    kept = json.loads((place / "audited" / "audit.json").read_text())
+    assert json.loads(done.stdout).items() <= kept.items()
+    assert kept["source"] == "squares/test"
+    assert kept["state"] == json.loads((place / "audited" / "model" / "config.json").read_text())["files"]["state.safetensors"]
+    shutil.copytree(place / "two" / "model", place / "alone")
+    assert caprompt("audit", "alone", "squares/test", "--json", cwd=place).returncode == 0
+    assert not (place / "audit.json").exists()
+
+
 def test_a_leaking_model_says_so_in_every_command(place: Path) -> None:
     sentence = "warning: this model was trained under the protocol 'released'"
     done = caprompt("predict", "leak/model", "squares/test/red/050.png", "--json", cwd=place)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from caprompt.events import CallEnded, silent
+from caprompt.events import CallEnded, Event, silent, together
 
 
 def test_events_are_facts_that_cannot_be_changed() -> None:
@@ -18,6 +18,13 @@ def test_events_are_facts_that_cannot_be_changed() -> None:
 def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     silent(CallEnded(3, 1.0))
     assert capsys.readouterr() == ("", "")
+
+
+def test_several_are_told_in_their_order() -> None:
+    heard: list[tuple[str, Event]] = []
+    event = CallEnded(3, 1.0)
+    together(lambda told: heard.append(("one", told)), lambda told: heard.append(("other", told)))(event)
+    assert heard == [("one", event), ("other", event)]
 
 
 def test_listening_costs_no_torch() -> None:

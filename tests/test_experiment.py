@@ -11,7 +11,8 @@ from caprompt import ContinualClassifier, InputError, metrics
 from caprompt.data import read
 from caprompt.errors import DataError, ModelFolderError, OptionError
 from caprompt.events import Event, StepTaken
-from caprompt.experiment import Results, RunConfig, run
+from caprompt.experiment import Results, RunConfig, read_plan, run
+from caprompt.keeping import PREDICTIONS, FinalTest
 from caprompt.options import check
 
 COLOURS = ("red", "green", "blue", "yellow", "cyan")
@@ -32,6 +33,8 @@ def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Pat
     assert results.finished
     assert results.summary()["ACC"] == pytest.approx(metrics.average_accuracy(results.matrix))
     assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
+    final = FinalTest.load(tmp_path / "run" / PREDICTIONS)
+    assert 100 * (final.true == final.answer).mean() == pytest.approx(results.summary()["pooled"])
     assert Results.load(tmp_path / "run") == results
 
 
@@ -101,6 +104,16 @@ def test_a_run_is_resumed_only_as_what_it_was(config: RunConfig, tmp_path: Path)
         run(config.model_copy(update={"seed": 3}), tmp_path / "run", resume=True)
     with pytest.raises(ModelFolderError, match="does not hold a run"):
         Results.load(tmp_path)
+
+
+def test_a_run_of_a_newer_version_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"format": 2}')
+    with pytest.raises(ModelFolderError, match=r"written by a newer caprompt \(format 2"):
+        read_plan(tmp_path)
+    for text in ("[]", "{", '{"format": "new"}'):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ModelFolderError, match="does not hold a run"):
+            read_plan(tmp_path)
 
 
 def test_pictures_that_cannot_be_read_are_found_before_anything_is_written(config: RunConfig, tmp_path: Path) -> None:

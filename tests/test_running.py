@@ -109,3 +109,15 @@ def test_test_images_among_the_training_images_are_told_of(
     assert plan["test_images_in_training"] == 2
     assert plan["warnings"] == ["2 of the 10 test images are among the training images too"]
     assert "warning: 2 of the 10 test images are among the training images too" in capsys.readouterr().err
+
+
+def test_a_run_can_be_watched_and_tracked(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    write_squares(tmp_path / "data", ["red", "blue"])
+    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, **QUICK}
+    console = Console(width=100, record=True, file=io.StringIO())
+    (results,) = run_seeds(given, "default", 1, None, False, False, "cpu", console, watch=True, tensorboard=True)
+    shown = console.export_text()
+    assert shown.index("after task 1: ACC") < shown.index("after task 2: ACC") < shown.index("saved in")
+    assert list((results.folder / "tensorboard").iterdir())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caprompt import sanity
 from caprompt.console import out, tell_skipped, tell_warnings
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from caprompt.data import Samples
     from caprompt.learner import ContinualClassifier
 
-__all__ = ["above_joint", "audit"]
+__all__ = ["AUDIT", "above_joint", "audit"]
+
+AUDIT = "audit.json"
 
 
 def audit(
@@ -41,6 +43,8 @@ def audit(
         caprompt audit pets photos/test
         caprompt audit pets photos/test --train photos/week1 --json
         caprompt audit runs/cifar100/model cifar100 --joint runs/cifar100-joint
+
+    With --json, the audit of a run's model is also kept in the run's folder, as audit.json, for `caprompt report`.
 
     Parameters
     ----------
@@ -69,7 +73,9 @@ def audit(
     tell_skipped(found.skipped)
     tell_warnings(warnings)
     if as_json:
-        print(json.dumps({**found.as_dict(), "warnings": warnings}, indent=2))
+        document = {**found.as_dict(), "warnings": warnings}
+        print(json.dumps(document, indent=2))
+        keep_with_run(model, {**document, "source": source})
     else:
         out.print(audit_table(found))
     if not found.clean:
@@ -105,6 +111,16 @@ def dataset_of(folder: Path) -> str:
         return str(json.loads((folder.resolve().parent / "run.json").read_text(encoding="utf-8"))["config"]["dataset"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def keep_with_run(model: Path, document: dict[str, Any]) -> None:
+    """Write the audit of a run's model into the run's folder, with the hash of what was audited: a report shows it."""
+    from caprompt import checkpoint
+
+    home = model.resolve().parent
+    if (home / "run.json").is_file():
+        state = checkpoint.read(model).config["files"][checkpoint.STATE]
+        checkpoint.write_json(home / AUDIT, {**document, "state": state})
 
 
 def joint_figures(place: Path, model: ContinualClassifier) -> dict[str, float]:

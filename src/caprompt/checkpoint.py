@@ -27,7 +27,7 @@ from torch import Tensor
 from caprompt import __version__
 from caprompt.errors import ModelFolderError
 
-__all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "write", "write_json"]
+__all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "write", "write_bytes", "write_json"]
 
 FORMAT = 1
 READS = 4  # how often a folder that seems damaged is looked at before that is said
@@ -117,9 +117,14 @@ def discard(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace one JSON file atomically."""
+    write_bytes(path, _json(value))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace one file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.next")
-    _write_through(draft, _json(value))
+    _write_through(draft, content)
     draft.replace(path)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from caprompt import __version__, auditing, listings, settings
+from caprompt import __version__, auditing, listings, reporting, settings
 from caprompt.console import err, out, tell_skipped, tell_warnings
 from caprompt.errors import CapromptError, InputError, StoppedError
 from caprompt.flags import AsJson, Config, Cycles, Device, Set, SkipBad
@@ -47,7 +47,7 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
 )
-for command in (auditing.audit, listings.methods, listings.backbones, listings.datasets):
+for command in (auditing.audit, reporting.report, listings.methods, listings.backbones, listings.datasets):
     app.command(command)
 
 
@@ -68,6 +68,8 @@ def run(
     joint: bool = False,
     out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
     resume: bool = False,
+    watch: bool = False,
+    tensorboard: bool = False,
     skip_bad: SkipBad = False,
     config: Config = None,
     set_: Set = None,
@@ -113,6 +115,10 @@ def run(
         Where the run is kept; by default a new folder under runs/.
     resume
         Go on with a stopped run to the very same end.
+    watch
+        Draw the accuracy curve in the terminal after each task.
+    tensorboard
+        Write figures for TensorBoard into the run's folder; needs the extra caprompt[track].
     """
     from caprompt.running import run_seeds
 
@@ -124,7 +130,7 @@ def run(
         given["protocol"] = protocol
     given |= {name: True for name, chosen in {"give_task": give_task, "joint": joint}.items() if chosen}
     try:
-        run_seeds(given, preset, seeds, out_folder, resume, skip_bad, device, out)
+        run_seeds(given, preset, seeds, out_folder, resume, skip_bad, device, out, watch=watch, tensorboard=tensorboard)
     except KeyboardInterrupt:
         raise StoppedError("Stopped; the same command with --resume goes on after the last whole epoch.") from None
 

@@ -9,10 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from caprompt.metrics import Matrix
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CallBegan", "CallEnded", "Consolidating", "EpochEnded", "Event", "Listener", "Reading", "StepTaken", "silent"]
+__all__ = [
+    "CallBegan",
+    "CallEnded",
+    "Consolidating",
+    "EpochEnded",
+    "Event",
+    "Listener",
+    "Reading",
+    "StepTaken",
+    "TaskTested",
+    "silent",
+    "together",
+]
 
 
 @dataclass(frozen=True)
@@ -73,9 +87,26 @@ class CallEnded:
     seconds: float
 
 
-Event = Reading | CallBegan | StepTaken | EpochEnded | Consolidating | CallEnded
+@dataclass(frozen=True)
+class TaskTested:
+    """A run has tested its model after a task: the accuracy matrix so far, in percent."""
+
+    matrix: Matrix
+
+
+Event = Reading | CallBegan | StepTaken | EpochEnded | Consolidating | CallEnded | TaskTested
 Listener = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
     """The listener that says nothing."""
+
+
+def together(*listeners: Listener) -> Listener:
+    """One listener that tells several, in their order."""
+
+    def tell(event: Event) -> None:
+        for listen in listeners:
+            listen(event)
+
+    return tell

@@ -5,7 +5,9 @@ With `joint` the same tasks are learned all at once, as an upper bound: one call
 A run folder holds
     run.json        the plan, written first: configuration, class order, split, seed, backbone hash, versions, machine
     model/          the model after the last finished task, and its checkpoint within the current one
+    metrics.jsonl   a line per epoch and per test, written while it runs (`logbook.py`)
     results.json    the accuracy matrix so far, what follows from it, and what it cost
+    predictions.npz, cost.json   what the final test said of every image, and memory and parameters (`keeping.py`)
     curve.png       accuracy after each task; not of a joint run
 and can be stopped at any moment and resumed to the same end. Test images are looked at after each task, never before.
 """
@@ -23,19 +25,22 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from caprompt import __version__, checkpoint, metrics, protocols, sanity
+from caprompt import __version__, checkpoint, keeping, metrics, protocols, sanity
 from caprompt.data import Dataset, Samples, load_dataset
 from caprompt.data.duplicates import occurring
 from caprompt.data.store import ImageStore
 from caprompt.data.streams import class_order, hold_out, split_tasks
 from caprompt.data.verify import verified
 from caprompt.errors import DataError, InputError, ModelFolderError
-from caprompt.events import Listener, silent
+from caprompt.events import Listener, TaskTested, silent, together
 from caprompt.learner import ContinualClassifier
+from caprompt.logbook import LOG, Logbook, finished_epochs
 from caprompt.methods import find
 from caprompt.weights import DEFAULT_BACKBONE
 
-__all__ = ["Results", "RunConfig", "read_plan", "run"]
+__all__ = ["FORMAT", "Results", "RunConfig", "parts", "read_plan", "run"]
+
+FORMAT = 1  # of a run folder
 
 
 class RunConfig(BaseModel):
@@ -153,7 +158,9 @@ def run(
     else:
         checkpoint.write_json(folder / "run.json", plan)
 
+    keeping.begin(model.device)
     results = Results.load(folder)
+    listen = together(Logbook(folder / LOG, finished_epochs(folder / "model"), results.matrix), listen)
     portions = [[name for names in tasks for name in names]] if config.joint else tasks
     if checkpoint.exists(folder / "model"):
         model = ContinualClassifier.load(folder / "model", device=device)
@@ -161,9 +168,13 @@ def run(
         done = len(results.rows)
         if len(model.tasks) == done:
             model.learn(train.of_classes(portions[done]), folder=folder / "model", resume=resume, listen=listen)
-        row = assess(model, test.of_classes(model.classes), config.give_task, tasks if config.joint else None)
+        seen = test.of_classes(model.classes)
+        row = assess(model, seen, config.give_task, tasks if config.joint else None)
         results = replace(results, rows=[*results.rows, row])
+        if results.finished:
+            keeping.keep(folder, model, seen, config.give_task)
         results.save()
+        listen(TaskTested(results.matrix))
     if not config.joint:
         from caprompt.plots import accuracy_curve
 
@@ -172,9 +183,14 @@ def run(
     return results
 
 
+def parts(data: Dataset, config: RunConfig) -> tuple[Samples, Samples]:
+    """Training images, and those that a run is tested on, as they lie there."""
+    return (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
+
+
 def readable_parts(data: Dataset, config: RunConfig, skip_bad: bool) -> tuple[Samples, Samples]:
     """Training and test images (or validation images in their place), every one of them decoded once."""
-    train, test = (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
+    train, test = parts(data, config)
     untested = [name for name in train.classes if name not in test.classes]
     if untested:
         raise DataError(f"class '{untested[0]}' has no image to spare for the validation; give every class two or more")
@@ -217,6 +233,7 @@ def make_plan(
 ) -> dict[str, Any]:
     """Everything that says what this run is; a resumed run must have the same."""
     return {
+        "format": FORMAT,
         "config": config.model_dump(mode="json"),
         "options": model.method.options.model_dump(mode="json"),
         "backbone": model.backbone.described(),
@@ -257,8 +274,13 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """The plan of a run folder."""
     try:
         plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        version = int(plan.get("format", 1))  # the first runs did not say
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
+    if version > FORMAT:
+        raise ModelFolderError(
+            f"the run in '{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade it"
+        )
     return plan
 
 

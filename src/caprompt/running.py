@@ -13,6 +13,7 @@ from rich.console import Console
 from caprompt import methods, settings
 from caprompt.console import err, tell_skipped, tell_warnings
 from caprompt.errors import InputError, OptionError
+from caprompt.events import Listener, together
 from caprompt.experiment import Results, RunConfig, read_plan, run
 from caprompt.methods.released import ReleasedOptions
 from caprompt.options import check
@@ -20,6 +21,8 @@ from caprompt.presets import preset
 from caprompt.progress import Display
 from caprompt.protocols import kind, single
 from caprompt.tables import run_table, seeds_table
+from caprompt.tracking import Board
+from caprompt.watching import Watch
 
 __all__ = ["run_config", "run_seeds"]
 
@@ -35,8 +38,11 @@ def run_seeds(
     skip_bad: bool,
     device: str,
     console: Console,
+    *,
+    watch: bool = False,
+    tensorboard: bool = False,
 ) -> list[Results]:
-    """Run one experiment per seed and print what came out."""
+    """Run one experiment per seed and print what came out; with `watch` also the accuracy curve after each task."""
     if seeds < 1:
         raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
     config = run_config({**preset_settings(preset_name, given), **given})
@@ -44,7 +50,11 @@ def run_seeds(
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
         home = run_folder(seeded, folder, resume, several=seeds > 1)
-        with Display(err) as listen:
+        others: list[Listener] = [Watch(console)] if watch else []
+        if tensorboard:
+            others.append(Board(home / "tensorboard"))
+        with Display(err) as display:
+            listen = together(display, *others)
             found[seed] = run(seeded, home, resume=resume, skip_bad=skip_bad, device=device, listen=listen)
         plan = read_plan(home)
         tell_skipped(plan["skipped"])

@@ -1,0 +1,191 @@
+"""Figures as inline SVG, drawn for a narrow screen and scaled up.
+
+Series differ in colour, marker and dash. Colours are the style sheet's (classes `c0` to `c5`), so that a figure follows the theme.
+Each carries its numbers in words, for those who do not see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+__all__ = ["COLOURS", "Series", "bar_chart", "heat", "legend", "line_chart"]
+
+COLOURS = 6  # classes c0 .. c5
+WIDTH, HEIGHT = 440, 290
+LEFT, RIGHT, TOP, BOTTOM = 54, 46, 14, 44  # margins
+LIGHT = ((247, 251, 255), (158, 202, 225), (33, 113, 181), (8, 48, 107))  # white to deep blue
+DARK = ((26, 35, 45), (31, 111, 184))
+DASHES = ("", "6 4", "2 3", "9 3 2 3", "12 4", "4 2")
+MARKERS = (  # around the origin, about 9 wide
+    '<circle r="4.2"/>',
+    '<rect x="-3.8" y="-3.8" width="7.6" height="7.6"/>',
+    '<path d="M0-5 4.8 3.8H-4.8Z"/>',
+    '<path d="M0-5.4 5.4 0 0 5.4-5.4 0Z"/>',
+    '<path d="M0 5 4.8-3.8H-4.8Z"/>',
+    '<path d="M-1.6-5h3.2v3.4H5v3.2H1.6V5h-3.2V1.6H-5v-3.2h3.4Z"/>',
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line or a group of bars: values, and the range over seeds where there are several."""
+
+    name: str
+    values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def line_chart(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Markup:
+    """Percentages over 1, 2, 3, ...; the last value of each line is written beside it."""
+    points = max(len(each.values) for each in series)
+    lowest = min(min([*each.values, *each.low]) for each in series)
+    bottom = min(80, max(0, math.floor((lowest - 5) / 20) * 20))
+    across, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def x(position: int) -> float:
+        return LEFT + (across * position / (points - 1) if points > 1 else across / 2)
+
+    def y(value: float) -> float:
+        return TOP + down * (100 - value) / (100 - bottom)
+
+    parts = [_axes(bottom, y, [(x(i), str(i + 1)) for i in _some(points)], x_label, y_label)]
+    for number, each in enumerate(series):
+        if each.low:
+            edge = [(x(i), y(v)) for i, v in enumerate(each.high)] + [(x(i), y(v)) for i, v in reversed(list(enumerate(each.low)))]
+            parts.append(f'<polygon class="band c{number % COLOURS}" points="{_points(edge)}"/>')
+        line = [(x(i), y(value)) for i, value in enumerate(each.values)]
+        parts.append(f'<polyline class="line c{number % COLOURS}"{_dash(number)} points="{_points(line)}"/>')
+        parts += [_marker(number, *point) for point in line]
+    ends = _apart([y(each.values[-1]) for each in series])
+    parts += [
+        f'<text class="end" x="{x(len(each.values) - 1) + 9:.1f}" y="{end + 4.5:.1f}">{each.values[-1]:.1f}</text>'
+        for each, end in zip(series, ends, strict=True)
+    ]
+    return _svg(title, "; ".join(f"{each.name}: {', '.join(f'{v:.1f}' for v in each.values)}" for each in series), parts)
+
+
+def bar_chart(labels: Sequence[str], series: Sequence[Series], title: str) -> Markup:
+    """Lying bars, a group for each label, with their values beside them; negative ones go left."""
+    thick = 18 if len(series) == 1 else max(8, 22 - 3 * len(series))
+    group = thick * len(series) + 10
+    left, right = 64, 66
+    values = [value for each in series for value in each.values]
+    low, high = min(0.0, *values), max(5.0, *values)
+    scale = (WIDTH - left - right) / (high - low)
+    zero = left - low * scale
+    height = group * len(labels) + 16
+    parts = [f'<line class="axis" x1="{zero:.1f}" y1="4" x2="{zero:.1f}" y2="{height - 10}"/>']
+    for row, label in enumerate(labels):
+        top = 8 + row * group
+        middle = top + thick * len(series) / 2 + 4.5
+        parts.append(f'<text class="tick" x="{left - 10}" y="{middle:.1f}" text-anchor="end">{escape(label)}</text>')
+        for number, each in enumerate(series):
+            value, at = each.values[row], top + number * thick
+            start, length = min(zero, zero + value * scale), max(abs(value) * scale, 1)
+            beside = max(zero, zero + value * scale) + 6
+            if len(series) > 1:
+                parts.append(_marker(number, beside + 4, at + thick / 2 - 1))
+                beside += 14
+            parts.append(
+                f'<rect class="bar c{number % COLOURS}" x="{start:.1f}" y="{at}" width="{length:.1f}" height="{thick - 2}"/>'
+                f'<text class="end" x="{beside:.1f}" y="{at + thick / 2 + 3.5:.1f}">{value:.1f}</text>'
+            )
+    told = "; ".join(f"{each.name}: {', '.join(f'{v:.1f}' for v in each.values)}" for each in series)
+    return _svg(title, told, parts, height)
+
+
+def legend(series: Sequence[Series]) -> Markup:
+    """The names of the series with their line and marker, to stand below a figure."""
+    entries = []
+    for number, each in enumerate(series):
+        line = f'<line class="line c{number % COLOURS}"{_dash(number)} x1="1" y1="8" x2="35" y2="8"/>'
+        picture = f'<svg viewBox="0 0 36 16" width="36" height="16" aria-hidden="true">{line}{_marker(number, 18, 8)}</svg>'
+        entries.append(f"<li>{picture} {escape(each.name)}</li>")
+    return Markup(f'<ul class="legend">{"".join(entries)}</ul>')
+
+
+def heat(value: float, full: float = 100.0) -> str:
+    """Background and ink of a table cell, more blue for more. Ink is black or white, whichever is easier to read.
+
+    >>> heat(0)
+    '--cell:light-dark(#f7fbff,#1a232d);--ink:light-dark(#000,#fff)'
+    """
+    share = min(max(value / full, 0.0), 1.0)
+    light, dark = _between(LIGHT, share), _between(DARK, share)
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in light]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    ink = "#000" if luminance > 0.179 else "#fff"  # where both have the same contrast
+    return f"--cell:light-dark(#{bytes(light).hex()},#{bytes(dark).hex()});--ink:light-dark({ink},#fff)"
+
+
+def _between(stops: Sequence[tuple[int, int, int]], share: float) -> list[int]:
+    """The colour at this share of the way along the stops."""
+    position = share * (len(stops) - 1)
+    at = min(int(position), len(stops) - 2)
+    return [round(a + (b - a) * (position - at)) for a, b in zip(stops[at], stops[at + 1], strict=True)]
+
+
+def _axes(bottom: int, y: Callable[[float], float], ticks: Sequence[tuple[float, str]], x_label: str, y_label: str) -> str:
+    parts = []
+    step = 5 if bottom >= 80 else 20
+    for value in range(bottom, 101, step):
+        at = y(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{at + 4.5:.1f}" text-anchor="end">{value}</text>')
+    parts += [
+        f'<text class="tick" x="{at:.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{word}</text>' for at, word in ticks
+    ]
+    parts.append(f'<text class="label" x="{WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
+    middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
+    parts.append(
+        f'<text class="label" transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+    )
+    return "".join(parts)
+
+
+def _svg(title: str, told: str, parts: Sequence[str], height: int = HEIGHT) -> Markup:
+    opening = f'<svg class="figure" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{escape(f"{title}. {told}")}">'
+    return Markup(opening + "".join(parts) + "</svg>")
+
+
+def _marker(number: int, x: float, y: float) -> str:
+    shape = MARKERS[number % len(MARKERS)]
+    return f'<g class="mark c{number % COLOURS}" transform="translate({x:.1f} {y:.1f})">{shape}</g>'
+
+
+def _dash(number: int) -> str:
+    dash = DASHES[number % len(DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _some(points: int) -> list[int]:
+    """Which of so many positions get a number: about ten, counted back from the last.
+
+    >>> _some(5), _some(20)
+    ([0, 1, 2, 3, 4], [1, 3, 5, 7, 9, 11, 13, 15, 17, 19])
+    """
+    return list(range(points - 1, -1, -math.ceil(points / 10)))[::-1]
+
+
+def _apart(heights: Sequence[float], room: float = 14.0) -> list[float]:
+    """The same heights in the same order, moved down where two would touch, and up again where that leaves the figure.
+
+    >>> _apart([10.0, 12.0, 100.0])
+    [10.0, 24.0, 100.0]
+    """
+    placed = dict.fromkeys(range(len(heights)), 0.0)
+    order = sorted(placed, key=lambda i: heights[i])
+    lowest = HEIGHT - BOTTOM - room * (len(heights) - 1)
+    previous = -math.inf
+    for rank, i in enumerate(order):
+        placed[i] = previous = max(min(heights[i], lowest + rank * room), previous + room)
+    return list(placed.values())
