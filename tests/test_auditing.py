@@ -88,8 +88,10 @@ def test_a_run_that_is_no_joint_training_of_the_same_is_refused(place: Path) -> 
         refuse("other", f"it has another {part}")
     (place / "other" / "run.json").write_text(json.dumps({**plan, "tasks": [["red", "green"]]}))
     refuse("other", "it has another set of classes")
-    (place / "other" / "run.json").write_text("{}")
+    (place / "other" / "run.json").write_text(json.dumps({**plan, "config": {}}))
     refuse("other", "'other' does not hold a run that can be compared with")
+    (place / "other" / "run.json").write_text("{}")
+    refuse("other", "the run in 'other' was written by another version of caprompt; remove the folder and run it again")
 
 
 def test_a_backbone_that_knows_the_labels(place: Path) -> None:

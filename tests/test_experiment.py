@@ -11,7 +11,7 @@ from caprompt import ContinualClassifier, InputError, metrics
 from caprompt.data import read
 from caprompt.errors import DataError, ModelFolderError, OptionError
 from caprompt.events import Event, StepTaken
-from caprompt.experiment import Results, RunConfig, read_plan, run
+from caprompt.experiment import Results, RunConfig, exam_images, read_plan, run
 from caprompt.keeping import PREDICTIONS, FinalTest
 from caprompt.options import check
 
@@ -131,6 +131,31 @@ def test_validation_needs_an_image_of_every_class_to_spare(config: RunConfig, tm
     with pytest.raises(DataError, match="class 'cyan' has no image to spare"):
         run(config.model_copy(update={"validation": 0.3}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_at_most_so_many_images_of_each_class(config: RunConfig, tmp_path: Path) -> None:
+    quick = config.model_copy(update={"per_class": 2})
+    results = run(quick, tmp_path / "run")
+    plan = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (plan["train"]["images"], plan["test"]["images"]) == (10, 10)
+    assert sum(results.rows[-1].images) == 10
+    assert exam_images(quick).counts() == dict.fromkeys(sorted(COLOURS), 2)
+
+
+def test_half_written_runs_and_those_of_other_versions_are_told_of(config: RunConfig, tmp_path: Path) -> None:
+    run(config, tmp_path / "run")
+    results, plan = tmp_path / "run" / "results.json", tmp_path / "run" / "run.json"
+    text = results.read_text()
+    for broken in (text[:30], "[]", '{"rows": [{"accuracy": 1}]}'):
+        results.write_text(broken)
+        with pytest.raises(ModelFolderError, match=r"results.json' is half-written or of another version .* remove the folder"):
+            Results.load(tmp_path / "run")
+    plan.write_text('{"config": ')
+    with pytest.raises(ModelFolderError, match=r"run.json is half-written; remove the folder"):
+        Results.load(tmp_path / "run")
+    plan.write_text('{"config": {}}')
+    with pytest.raises(ModelFolderError, match="was written by another version of caprompt; remove the folder"):
+        Results.load(tmp_path / "run")
 
 
 def test_giving_the_task_away_is_marked(config: RunConfig, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from caprompt import __version__, auditing, listings, reporting, settings
+from caprompt import __version__, auditing, listings, publishing, reporting, reproducing, settings
 from caprompt.console import err, out, tell_skipped, tell_warnings
 from caprompt.errors import CapromptError, InputError, StoppedError
 from caprompt.flags import AsJson, Config, Cycles, Device, Set, SkipBad
@@ -47,7 +47,8 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
 )
-for command in (auditing.audit, reporting.report, listings.methods, listings.backbones, listings.datasets):
+COMMANDS = (auditing.audit, reporting.report, reproducing.reproduce, publishing.results)
+for command in (*COMMANDS, listings.methods, listings.backbones, listings.datasets):
     app.command(command)
 
 

@@ -38,9 +38,11 @@ from caprompt.logbook import LOG, Logbook, finished_epochs
 from caprompt.methods import find
 from caprompt.weights import DEFAULT_BACKBONE
 
-__all__ = ["FORMAT", "Results", "RunConfig", "parts", "read_plan", "run"]
+__all__ = ["FORMAT", "Results", "RunConfig", "exam_images", "parts", "read_plan", "recommended", "run"]
 
 FORMAT = 1  # of a run folder
+PLANNED = {"config", "options", "backbone", "tasks", "train", "test", "protocol", "environment"}  # what every run.json has
+REMEDY = "remove the folder and run it again, or read it with the version that wrote it"
 
 
 class RunConfig(BaseModel):
@@ -59,6 +61,9 @@ class RunConfig(BaseModel):
     validation: float = Field(0.0, ge=0, lt=1, description="test on this share of the training images instead of the test images")
     give_task: bool = Field(
         False, description="tell the method each test image's true task (the paper's appendix); not a fair test"
+    )
+    per_class: int | None = Field(
+        None, ge=1, description="use at most this many training images of each class, and as many test images; for quick trials"
     )
     joint: bool = Field(False, description="learn all classes at once, the upper bound; test by the tasks they would have come in")
     options: Mapping[str, Any] = Field(default_factory=dict, description="options of the method")
@@ -130,8 +135,13 @@ class Results:
         """Read what a run has found so far."""
         plan = read_plan(folder)
         path = folder / "results.json"
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-        results = [TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows]
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+            results = [
+                TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelFolderError(f"'{path}' is half-written or of another version of caprompt; {REMEDY}") from error
         return cls(folder, plan["tasks"], results, plan["protocol"], plan["config"].get("joint", False))
 
 
@@ -147,7 +157,7 @@ def run(
     """Run an experiment in its folder, or go on with it there. Everything is checked before anything is written."""
     data = load_dataset(config.dataset)
     train, test = readable_parts(data, config, skip_bad)
-    options = {**recommended(data, config), **config.options}
+    options = {**recommended(data.options, config.method), **config.options}
     tasks = planned_tasks(config, data)
     model = ContinualClassifier(config.method, config.backbone, seed=config.seed, device=device, **options)
     plan = make_plan(config, model, tasks, train, test)
@@ -183,11 +193,6 @@ def run(
     return results
 
 
-def parts(data: Dataset, config: RunConfig) -> tuple[Samples, Samples]:
-    """Training images, and those that a run is tested on, as they lie there."""
-    return (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
-
-
 def readable_parts(data: Dataset, config: RunConfig, skip_bad: bool) -> tuple[Samples, Samples]:
     """Training and test images (or validation images in their place), every one of them decoded once."""
     train, test = parts(data, config)
@@ -196,6 +201,19 @@ def readable_parts(data: Dataset, config: RunConfig, skip_bad: bool) -> tuple[Sa
         raise DataError(f"class '{untested[0]}' has no image to spare for the validation; give every class two or more")
     look = ImageStore(budget_bytes=0)
     return verified(train, look, skip_bad), verified(test, look, skip_bad)
+
+
+def parts(data: Dataset, config: RunConfig) -> tuple[Samples, Samples]:
+    """Training images, and those that a run with this configuration is tested on, as they lie there."""
+    train, test = (data.train, data.test) if not config.validation else hold_out(data.train, config.validation, config.seed)
+    if config.per_class is None:
+        return train, test
+    return train.first_of_each(config.per_class), test.first_of_each(config.per_class)
+
+
+def exam_images(config: RunConfig) -> Samples:
+    """What a run with this configuration is tested on."""
+    return parts(load_dataset(config.dataset), config)[1]
 
 
 def is_vacant(folder: Path) -> bool:
@@ -216,10 +234,10 @@ def assess(model: ContinualClassifier, seen: Samples, give_task: bool, tasks: Se
     )
 
 
-def recommended(data: Dataset, config: RunConfig) -> dict[str, Any]:
-    """The data set's recommended options that this method has."""
-    known = find(config.method).options_class.model_fields
-    return {name: value for name, value in data.options.items() if name in known}
+def recommended(options: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Those of a data set's recommended options that this method has."""
+    known = find(method).options_class.model_fields
+    return {name: value for name, value in options.items() if name in known}
 
 
 def planned_tasks(config: RunConfig, data: Dataset) -> list[list[str]]:
@@ -274,13 +292,19 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """The plan of a run folder."""
     try:
         plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        version = int(plan.get("format", 1))  # the first runs did not say
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
+    except ValueError as error:
+        raise ModelFolderError(f"'{folder}' does not hold a run: run.json is half-written; {REMEDY}") from error
+    version = plan.get("format", 1) if isinstance(plan, dict) else None  # the first runs did not say
+    if not isinstance(version, int):
+        raise ModelFolderError(f"'{folder}' does not hold a run: its run.json is something else; {REMEDY}")
     if version > FORMAT:
         raise ModelFolderError(
             f"the run in '{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade it"
         )
+    if not plan.keys() >= PLANNED:
+        raise ModelFolderError(f"the run in '{folder}' was written by another version of caprompt; {REMEDY}")
     return plan
 
 

@@ -9,8 +9,8 @@ from caprompt.metrics import Matrix, incremental_accuracies
 
 __all__ = ["accuracy_curve"]
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito: told apart by everyone
-MARKERS = ("o", "s", "^", "D", "v", "P")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito: told apart by everyone
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # one more than there are colours, so that pairs do not repeat
 
 
 def accuracy_curve(runs: Mapping[str, Sequence[Matrix]], path: Path, title: str = "") -> None:

@@ -54,3 +54,10 @@ def test_digest_of_arrays() -> None:
         return Samples((pixel(value),), ("a",)).digest()
 
     assert digest(1) == digest(1) != digest(2)
+
+
+def test_the_first_of_each_class() -> None:
+    pictures = tuple(np.full((2, 2), value, np.uint8) for value in range(6))
+    few = Samples(pictures, ("cat", "cat", "dog", "cat", "dog", "cow")).first_of_each(1)
+    assert few.labels == ("cat", "dog", "cow")
+    assert [int(np.asarray(picture)[0, 0]) for picture in few.pictures] == [0, 2, 5]

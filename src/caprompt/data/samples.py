@@ -62,6 +62,16 @@ class Samples:
         wanted = frozenset(names)
         return self.select(i for i, label in enumerate(self.labels) if label in wanted)
 
+    def first_of_each(self, count: int) -> Samples:
+        """At most so many pictures of each class, the first ones."""
+        seen: Counter[str] = Counter()
+        chosen = []
+        for position, label in enumerate(self.labels):
+            seen[label] += 1
+            if seen[label] <= count:
+                chosen.append(position)
+        return self.select(chosen)
+
     def digest(self) -> str:
         """A hash of all labels and contents, in order, by which a resumed run knows its data again.
 

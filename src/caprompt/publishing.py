@@ -1,0 +1,61 @@
+"""The command `results`: write the page of results from what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from caprompt.console import out
+from caprompt.errors import InputError
+
+__all__ = ["results", "results_page"]
+
+HEADER = """# Results
+
+This page is written by `caprompt results` from the files of what was measured; a test holds every number in it against them.
+Honest figures (an image's answer is its own) and leaking ones never stand in one line, and the leaking ones are marked."""
+
+
+def results(
+    *,
+    benchmark: Path = Path("benchmarks/results/cifar100.json"),
+    reproduced: Path = Path("docs/reproduced"),
+    page: Path = Path("docs/results.md"),
+) -> None:
+    """Write the page of results from the CIFAR-100 benchmark and from reproductions; nothing is run.
+
+    Examples:
+
+        caprompt results
+        caprompt results --reproduced reproduced --page results.md
+
+    Parameters
+    ----------
+    benchmark
+        The file that benchmarks/cifar100.py writes.
+    reproduced
+        A folder of `caprompt reproduce --out`; its tables and figures are written anew from its cells.
+    page
+        The page to write.
+    """
+    from caprompt.reproduce.outputs import write
+    from caprompt.reproduce.page import reproductions
+
+    text = results_page(benchmark, reproduced, page)
+    for place, evidence in reproductions(reproduced):
+        write(evidence, evidence.target.present(evidence), place)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+    out.print(f"saved in {page}", soft_wrap=True)
+
+
+def results_page(benchmark: Path, reproduced: Path, page: Path) -> str:
+    """The page's text, as it should stand at `page`."""
+    from caprompt.reproduce.page import benchmark_section, read_benchmark, reproduced_section, reproductions
+
+    sections = [benchmark_section(read_benchmark(benchmark), f"{benchmark.stem}.png")] if benchmark.is_file() else []
+    sections += [reproduced_section(place, evidence, page.parent) for place, evidence in reproductions(reproduced)]
+    if not sections:
+        raise InputError(
+            f"there is nothing to tell of in '{benchmark}' and '{reproduced}'; measure with 'caprompt reproduce' first"
+        )
+    return "\n\n".join([HEADER, *(section.rstrip() for section in sections)]) + "\n"

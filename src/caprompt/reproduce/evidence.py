@@ -1,0 +1,134 @@
+"""What a target is, and what its cells have found: the figures of a table, or why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from caprompt.experiment import Results
+from caprompt.grid import Measure, failure, is_done, measured
+from caprompt.protocols import kind, single
+from caprompt.reproduce.drawing import Picture
+from caprompt.reproduce.scales import Scale
+from caprompt.reproduce.sheets import Entry, Sheet, mean_of
+
+__all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of"]
+
+Place = tuple[str, str, str]  # row, data set, backbone ("" for the scale's own)
+PAPER_DATA = ("cifar100", "imagenet-r", "cub200")
+TITLES = {"cifar100": "CIFAR-100", "imagenet-r": "ImageNet-R", "cub200": "CUB200", "digits": "digits"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to learn: a method and what is special about it."""
+
+    label: str
+    method: str = "caprompt"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """What a target shows."""
+
+    sheet: Sheet
+    pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the ending of their file's name, "" for the only one
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of the paper, as data."""
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    present: Callable[[Evidence], Presentation]
+    datasets: tuple[str, ...] = PAPER_DATA
+    backbones: Mapping[str, str] = field(default_factory=lambda: {"": ""})  # by title; "" is the scale's own
+    measures: tuple[Measure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cells behind one target at one scale, by name, and what lies on the disk of them; `planning.py` makes it."""
+
+    target: Target
+    scale: Scale
+    home: Path  # where the cells are
+    protocol: str
+    planned: Mapping[Place, tuple[str, ...] | str]  # the cell of each seed, or why there is none
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Those of the columns, from left to right."""
+        return tuple(dict.fromkeys(dataset for _, dataset, _ in self.planned))
+
+    @property
+    def backbones(self) -> dict[str, str]:
+        """Those of the table's blocks, by title."""
+        used = {backbone for _, _, backbone in self.planned}
+        return {title: name for title, name in self.target.backbones.items() if name in used}
+
+    def is_done(self, name: str) -> bool:
+        """Has a cell given everything that this target needs?"""
+        return is_done(self.home / name, self.target.measures)
+
+    def done(self, row: Row, dataset: str, backbone: str = "") -> list[Path] | str:
+        """The folders of a figure's finished cells, one per seed, or why there are none."""
+        names = self.planned[row.label, dataset, backbone]
+        if isinstance(names, str):
+            return names
+        finished = [self.home / name for name in names if self.is_done(name)]
+        return finished or ("failed" if any(failure(self.home / name) for name in names) else "not run")
+
+    def runs(self, row: Row, dataset: str, backbone: str = "") -> list[Results] | str:
+        """The results of each seed."""
+        folders = self.done(row, dataset, backbone)
+        return folders if isinstance(folders, str) else [Results.load(folder) for folder in folders]
+
+    def found(self, row: Row, dataset: str, measure: Measure, backbone: str = "") -> list[dict[str, Any]] | str:
+        """What was measured for each seed."""
+        folders = self.done(row, dataset, backbone)
+        return folders if isinstance(folders, str) else [measured(folder, measure) for folder in folders]
+
+    def metric(self, row: Row, dataset: str, name: str, backbone: str = "") -> Entry:
+        """One of the usual figures of a run, over seeds."""
+        runs = self.runs(row, dataset, backbone)
+        if isinstance(runs, str):
+            return runs
+        single(run.protocol for run in runs)
+        return mean_of([run.summary()[name] for run in runs])
+
+    def protocol_of(self, row: Row) -> str:
+        """Under which protocol a row is run, in a word; for a row of which nothing has been run, under which it would be."""
+        runs = (self.runs(row, dataset, backbone) for label, dataset, backbone in self.planned if label == row.label)
+        protocols = [run.protocol for found in runs if not isinstance(found, str) for run in found]
+        return kind(single(protocols)) if protocols else kind_of(row, self.protocol)
+
+    def named(self, row: Row) -> str:
+        """A row's name in a picture, marked where its figures are not honest."""
+        rules = self.protocol_of(row)
+        return row.label if rules == "honest" else f"{row.label} ({rules.upper()}: not honest)"
+
+    def notes(self) -> tuple[str, ...]:
+        """What was not run, said plainly: by data set and backbone, and each failure with its reason."""
+        absent: dict[str, set[str]] = {}
+        for (_, dataset, backbone), names in self.planned.items():
+            if isinstance(names, str):
+                place = TITLES.get(dataset, dataset) + (f" with {backbone}" if backbone else "")
+                absent.setdefault(names, set()).add(place)
+        notes = [f"{', '.join(sorted(places))}: {why}, so there are no figures of ours" for why, places in absent.items()]
+        planned = [names for names in self.planned.values() if not isinstance(names, str)]
+        short = sum(not all(map(self.is_done, names)) for names in planned)
+        notes += [f"{short} of {len(planned)} rest on fewer than {self.scale.seeds} seeds, or on none"] if short else []
+        waiting = dict.fromkeys(name for names in planned for name in names if not self.is_done(name))
+        reasons = {name: failure(self.home / name) for name in waiting}
+        return (*notes, *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
+
+
+def kind_of(row: Row, protocol: str) -> str:
+    """The protocol of a row where this one is asked for; only CAPrompt has the leak of its released program."""
+    return protocol if row.method == "caprompt" else "honest"

@@ -1,0 +1,153 @@
+"""docs/results.md, made from what was measured: the CIFAR-100 benchmark's JSON file, and the cells of reproductions.
+
+Honest figures and those of the released programs' protocol stand on one page, but never in one table, and the latter are marked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from caprompt.errors import ModelFolderError
+from caprompt.protocols import kind, single
+from caprompt.reproduce.evidence import Evidence
+from caprompt.reproduce.outputs import section
+from caprompt.reproduce.planning import read_record
+from caprompt.reproduce.scales import scales
+from caprompt.reproduce.sheets import mean_of
+from caprompt.reproduce.targets import TARGETS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["benchmark_section", "read_benchmark", "references", "reproduced_section", "reproductions"]
+
+Runs = Sequence[dict[str, Any]]
+NEEDED = {
+    "row",
+    "order",
+    "summary",
+    "after",
+    "training_seconds",
+    "wall_seconds",
+    "protocol",
+    "date",
+    "settings",
+    "backbone",
+    "environment",
+}
+LEAKS = "**LEAKS: no honest figures.** Only to be compared with published tables."
+
+
+def read_benchmark(path: Path) -> Runs:
+    """The runs that `benchmarks/cifar100.py` wrote down."""
+    try:
+        runs = json.loads(path.read_text(encoding="utf-8"))
+        if not runs or any(NEEDED - run.keys() for run in runs):
+            raise ValueError("figures are missing")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelFolderError(f"'{path}' does not hold the CIFAR-100 benchmark; write it with benchmarks/cifar100.py") from error
+    return [run for run in runs if not run["settings"].get("validation")]  # those chose settings; they are no test
+
+
+def references() -> list[dict[str, Any]]:
+    """Figures of other programs on the same data and backbone, from `references.toml`."""
+    text = Path(__file__).with_name("references.toml").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = tomllib.loads(text)["cifar100"]
+    return found
+
+
+# -- the benchmark -------------------------------------------------------------------------------------------------------------
+
+
+def benchmark_section(runs: Runs, picture: str) -> str:
+    """CIFAR-100 in ten tasks: a table for each protocol, what it is to be compared with, and how it was measured."""
+    parts = ["## CIFAR-100, 10 tasks of 10 classes", f"![Accuracy after each task]({picture})"]
+    for protocol in sorted({kind(run["protocol"]) for run in runs}):
+        own = [run for run in runs if kind(run["protocol"]) == protocol]
+        near = [each for each in references() if each["protocol"] == protocol]
+        heading = "### Honest figures" if protocol == "honest" else f"### Figures of the protocol {protocol.upper()}\n\n{LEAKS}"
+        parts += [heading, runs_table(own), f"Protocol {single(run['protocol'] for run in own)}."]
+        parts += (
+            ["To compare with, measured by other programs on the same data and backbone:\n\n" + reference_table(near)]
+            if near
+            else []
+        )
+    bounds = [each for each in references() if each["protocol"] == "joint"]
+    parts += ["### Upper bound\n\nClass-incremental learning above joint training is a warning sign.\n\n" + reference_table(bounds)]
+    return "\n\n".join([*parts, measured_how(runs)])
+
+
+def runs_table(runs: Runs) -> str:
+    """A line for each run, and one for the mean over class orders of each row that has several."""
+    lines = [
+        "| settings | class order | epochs | after 6 tasks | ACC | AF | task identified | training | whole run | memory |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, epochs in dict.fromkeys(map(_settings, runs)):
+        own = [run for run in runs if _settings(run) == (name, epochs)]
+        lines += [_row([name, run["order"], epochs, *_accuracies([run]), *_cost(run)]) for run in own]
+        if len(own) > 1:
+            lines.append(_row([f"{name}, mean", f"{len(own)} orders", epochs, *_accuracies(own), "", "", ""]))
+    return "\n".join(lines)
+
+
+def _settings(run: dict[str, Any]) -> tuple[str, str]:
+    """What a run was, and its epochs; settings beyond those of its row are named."""
+    beyond = [f"{key}={value}" for key, value in run["settings"].items() if key not in ("epochs", "validation")]
+    return ", ".join([run["row"], *beyond]), str(run["settings"]["epochs"])
+
+
+def _accuracies(runs: Runs) -> list[str]:
+    columns = [[run["after"][5] for run in runs if len(run["after"]) > 5]]
+    columns += [[run["summary"][name] for run in runs] for name in ("ACC", "AF", "task_identification")]
+    return [mean_of(column).text(1) if column else "-" for column in columns]
+
+
+def _cost(run: dict[str, Any]) -> list[str]:
+    memory = run.get("peak_memory_gb")
+    return [f"{run['training_seconds']:.0f} s", f"{run['wall_seconds']:.0f} s", f"{memory:.1f} GB" if memory else "-"]
+
+
+def reference_table(found: Iterable[dict[str, Any]]) -> str:
+    """A line for each reference."""
+    rows = [_row([each["what"], each["when"], " to ".join(map(str, each["accuracy"]))]) for each in found]
+    return "\n".join(["| what | when | accuracy |", "|---|---|--:|", *rows])
+
+
+def measured_how(runs: Runs) -> str:
+    """Backbone, machine, versions, dates and command; a line for each combination there is."""
+    lines = []
+    for run in runs:
+        machine, backbone = run["environment"], run["backbone"]
+        what = f"backbone {backbone['name']} (SHA-256 {backbone['sha256'][:12]}), {machine['device']}, torch {machine['torch']}"
+        lines.append(f"- {what}, Python {machine['python']}, caprompt {machine['caprompt']}, {run['date']}")
+    command = "python benchmarks/cifar100.py --backbone deit_tiny_patch16_224.safetensors"
+    note = "In percent; a class order is natural or the seed that shuffles it, and the seed of everything else as well."
+    return "\n".join(["Measured with:", "", *dict.fromkeys(lines), "", note, "", f"```\n{command}\n```"])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# -- reproductions -------------------------------------------------------------------------------------------------------------
+
+
+def reproductions(reproduced: Path, cells: str = "cells") -> list[tuple[Path, Evidence]]:
+    """The folder of each target that has been reproduced here, and what it rests on."""
+    places = [reproduced / f"{scale}{mark}" / name for scale in scales() for mark in ("", "-released") for name in TARGETS]
+    records = [(place, place / f"{place.name}.json") for place in places]
+    return [(place, read_record(record, reproduced / cells)) for place, record in records if record.is_file()]
+
+
+def reproduced_section(place: Path, evidence: Evidence, page_folder: Path) -> str:
+    """A target's part of the page, from its cells."""
+    pictures = f"{os.path.relpath(place, page_folder)}/"
+    return section(evidence, evidence.target.present(evidence), pictures, level=2)

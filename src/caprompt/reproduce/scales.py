@@ -1,0 +1,109 @@
+"""How large a reproduction is, from `scales.toml`, and the cell that a row of a table is at that scale."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from caprompt.data.datasets import DATASETS
+from caprompt.data.places import located
+from caprompt.errors import InputError, OptionError, UnknownNameError
+from caprompt.experiment import RunConfig
+from caprompt.grid import Cell, Measure, resolved
+from caprompt.methods import find
+from caprompt.model_names import MODELS, find_file
+from caprompt.running import preset_settings, run_config
+from caprompt.weights import available
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "scale", "scales"]
+
+NO_DATA, NO_BACKBONE, OTHER_SCALE = "data not at hand", "backbone not at hand", "other scale"
+RUN_SETTINGS = frozenset(RunConfig.model_fields) - {"options"}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is the same for every row of every target."""
+
+    name: str
+    summary: str
+    preset: str
+    backbone: str
+    datasets: tuple[str, ...]  # run beside those of the paper
+    paper_data: bool
+    paper_backbones: bool
+    seeds: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def columns(self, paper: tuple[str, ...]) -> tuple[str, ...]:
+        """The data sets of a target that has these in the paper."""
+        return tuple(dict.fromkeys((*self.datasets, *paper)))
+
+    def obstacle(self, dataset: str, backbone: str) -> str:
+        """Why nothing can be run on this data set with this backbone ("" for the scale's own) here; "" if it can."""
+        if not (dataset in self.datasets or self.paper_data) or (backbone and not self.paper_backbones):
+            return OTHER_SCALE
+        if not data_at_hand(dataset):
+            return NO_DATA
+        return "" if backbone_at_hand(backbone or self.backbone) else NO_BACKBONE
+
+    def cell(
+        self, method: str, options: Mapping[str, Any], dataset: str, backbone: str, seed: int, measures: tuple[Measure, ...]
+    ) -> Cell:
+        """The experiment behind one figure. No backbone means the scale's own."""
+        chosen = {"method": method, "dataset": dataset, "backbone": backbone or self.backbone, "seed": seed}
+        usual = preset_settings(self.preset, chosen)
+        config = run_config({**usual, **self.fitting(method), **chosen, **options})
+        return Cell(resolved(config), measures)
+
+    def fitting(self, method: str) -> dict[str, Any]:
+        """The scale's settings, without options that this method does not have."""
+        known = RUN_SETTINGS | find(method).options_class.model_fields.keys()
+        return {name: value for name, value in self.settings.items() if name in known}
+
+
+def scales() -> dict[str, Scale]:
+    """All of them, the largest first."""
+    tables = tomllib.loads(Path(__file__).with_name("scales.toml").read_text(encoding="utf-8"))
+    return {name: Scale(name=name, **{**table, "datasets": tuple(table["datasets"])}) for name, table in tables.items()}
+
+
+def scale(name: str, *, backbone: str | None = None, seeds: int | None = None, settings: Mapping[str, Any] | None = None) -> Scale:
+    """One by name, with another backbone or other settings than it comes with."""
+    if name not in scales():
+        raise UnknownNameError("scale", name, scales())
+    found = scales()[name]
+    if seeds is not None and seeds < 1:
+        raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
+    if backbone is not None and backbone not in MODELS and not backbone_at_hand(backbone):
+        raise InputError(f"there is no backbone '{backbone}'; give a name of 'caprompt backbones' or a weights file")
+    changed = {"backbone": backbone or found.backbone, "seeds": seeds or found.seeds}
+    return Scale(**{**vars(found), **changed, "settings": {**found.settings, **(settings or {})}})
+
+
+def data_at_hand(dataset: str) -> bool:
+    """Can this data set be read without a download?"""
+    info = DATASETS.get(dataset)
+    if info is None:
+        return Path(dataset).exists()
+    return info.official is None or located(info.official) is not None
+
+
+@cache
+def backbone_at_hand(name: str) -> bool:
+    """Is this backbone here, or can it be fetched?"""
+    if name in available() or Path(name).is_file():
+        return True
+    try:
+        return name in MODELS and bool(find_file(MODELS[name]))
+    except InputError:
+        return False

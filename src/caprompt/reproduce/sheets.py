@@ -1,0 +1,147 @@
+"""Tables that say where every figure comes from: for the terminal, and as Markdown, CSV and LaTeX.
+
+A line has one source (published or ours) and one protocol, so figures that came about under different rules never stand in one
+line. Where there is no figure, a word says why.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+__all__ = ["Column", "Entry", "Figure", "Line", "Sheet", "as_csv", "as_latex", "as_markdown", "as_terminal", "mean_of"]
+
+OURS, PUBLISHED = "ours", "published"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds and their standard deviation; one seed has none."""
+
+    mean: float
+    spread: float | None = None
+    seeds: int = 1
+
+    def text(self, digits: int) -> str:
+        """As people read it.
+
+        >>> Figure(79.93, 0.19, 3).text(2), Figure(3.0).text(1)
+        ('79.93 ± 0.19', '3.0')
+        """
+        spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+Entry = Figure | str  # a figure, or why there is none; "" where none is to be expected
+
+
+def mean_of(values: Sequence[float]) -> Figure:
+    """The figure of several seeds.
+
+    >>> mean_of([1.0, 3.0])
+    Figure(mean=2.0, spread=1.4142135623730951, seeds=2)
+    """
+    return Figure(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands below one heading: a quantity, on one data set."""
+
+    dataset: str
+    metric: str
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: what it is of, whose figures they are, under which protocol."""
+
+    labels: tuple[str, ...]
+    source: str
+    protocol: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table."""
+
+    title: str
+    heads: tuple[str, ...]  # what the labels of a line are
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def headings(self) -> list[str]:
+        """All of them, from left to right."""
+        return [*self.heads, "figures", "protocol", *(f"{column.dataset} {column.metric}".strip() for column in self.columns)]
+
+    def rows(self) -> Iterable[list[str]]:
+        """The lines in words."""
+        for line in self.lines:
+            yield [*line.labels, line.source, line.protocol, *self.texts(line)]
+
+    def texts(self, line: Line) -> list[str]:
+        """A line's entries in words."""
+        pairs = zip(line.entries, self.columns, strict=True)
+        return [entry.text(column.digits) if isinstance(entry, Figure) else entry or "-" for entry, column in pairs]
+
+
+def as_terminal(sheet: Sheet) -> Table:
+    """With rich."""
+    table = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
+    words = len(sheet.heads) + 2
+    for number, heading in enumerate(sheet.headings):
+        table.add_column(heading, justify="left" if number < words else "right")
+    for line, row in zip(sheet.lines, sheet.rows(), strict=True):
+        table.add_row(*row, style="dim" if line.source == PUBLISHED else None)
+    return table
+
+
+def as_markdown(sheet: Sheet) -> str:
+    """A pipe table, without its title."""
+    words = len(sheet.heads) + 2
+    rule = ["---"] * words + ["--:"] * len(sheet.columns)
+    rows = [sheet.headings, rule, *sheet.rows()]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows) + "\n"
+
+
+def as_csv(sheet: Sheet) -> str:
+    """One figure a line, unrounded, for programs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*sheet.heads, "figures", "protocol", "data set", "metric", "mean", "spread", "seeds", "why none"])
+    for line in sheet.lines:
+        for column, entry in zip(sheet.columns, line.entries, strict=True):
+            known = isinstance(entry, Figure)
+            values = [entry.mean, entry.spread, entry.seeds, ""] if isinstance(entry, Figure) else ["", "", "", entry]
+            if known or entry:
+                writer.writerow([*line.labels, line.source, line.protocol, column.dataset, column.metric, *values])
+    return text.getvalue()
+
+
+def as_latex(sheet: Sheet) -> str:
+    """A `tabular` with its caption, for booktabs."""
+    words = len(sheet.heads) + 2
+    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{'l' * words}{'c' * len(sheet.columns)}}}", r"\toprule"]
+    lines += [_latex_row(sheet.headings), r"\midrule", *map(_latex_row, sheet.rows()), r"\bottomrule", r"\end{tabular}"]
+    caption = ". ".join([sheet.title, *(note.rstrip(".") for note in sheet.notes)])
+    return "\n".join([*lines, rf"\caption{{{_latex(caption)}.}}", r"\end{table}"]) + "\n"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(_latex, cells)) + r" \\"
+
+
+def _latex(text: str) -> str:
+    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("±", r"$\pm$")):
+        text = text.replace(plain, escaped)
+    return text.replace("<=", r"$\le$").replace(">=", r"$\ge$")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from grids import pretended
+
+from caprompt.reproduce.published import published
+from caprompt.reproduce.sheets import Figure
+
+HEADINGS = [
+    "digits ACC",
+    "digits AF",
+    "CIFAR-100 ACC",
+    "CIFAR-100 AF",
+    "ImageNet-R ACC",
+    "ImageNet-R AF",
+    "CUB200 ACC",
+    "CUB200 AF",
+]
+LABELS = {
+    "table1": ["L2P", "DualPrompt", "CODA-Prompt", "HiDe-Prompt", "EvoPrompt", "ConvPrompt", "CPrompt", "CAPrompt"],
+    "table2": ["InfLoRA", "EASE", "SSIAT", "CAPrompt"],
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_published_and_ours_in_lines_of_their_own(name: str, tmp_path: Path) -> None:
+    evidence = pretended(name, tmp_path)
+    shown = evidence.target.present(evidence)
+    assert shown.sheet.headings[3:] == HEADINGS
+    assert [line.labels[0] for line in shown.sheet.lines[::2]] == LABELS[name]
+    for theirs, ours in zip(shown.sheet.lines[::2], shown.sheet.lines[1::2], strict=True):
+        assert (theirs.source, ours.source, ours.protocol) == ("published", "ours", "honest")
+        assert theirs.entries[0] == ""
+        assert theirs.entries[2] == published(name, theirs.labels[0], "cifar100", "ACC")
+        assert isinstance(ours.entries[0], Figure)
+        assert ours.entries[0].seeds == 2
+        assert set(ours.entries[2:]) == {"other scale"}
+    leaking = {line.labels[0] for line in shown.sheet.lines if line.protocol == "leaks"}
+    assert leaking == {"L2P", "DualPrompt", "HiDe-Prompt", "CAPrompt"} & set(LABELS[name])
+    assert shown.pictures
+
+
+def test_the_ablation_has_five_rows(tmp_path: Path) -> None:
+    evidence = pretended("table3", tmp_path)
+    lines = evidence.target.present(evidence).sheet.lines
+    assert len(lines) == 10
+    assert len({line.entries[0] for line in lines[1::2]}) == 5
+    assert lines[0].entries[2:] == (Figure(74.51, None, 3), Figure(3.01, None, 3))
+
+
+def test_given_tasks_are_no_honest_figures(tmp_path: Path) -> None:
+    evidence = pretended("table-taskid", tmp_path)
+    sheet = evidence.target.present(evidence).sheet
+    assert [line.protocol for line in sheet.lines] == ["leaks", "oracle"] * 2
+    leaking = pretended("table-taskid", tmp_path, protocol="released")
+    assert [line.protocol for line in leaking.target.present(leaking).sheet.lines] == ["leaks", "released oracle"] * 2
+    assert sheet.lines[1].entries[0] == Figure(90.5, pytest.approx(0.7071, abs=1e-3), 2)
+    assert sheet.headings[3:] == ["digits ACC", "CIFAR-100 ACC", "ImageNet-R ACC", "CUB200 ACC"]
+
+
+def test_every_backbone_has_its_block(tmp_path: Path) -> None:
+    evidence = pretended("table-backbones", tmp_path)
+    lines = evidence.target.present(evidence).sheet.lines
+    assert len(lines) == 8 + 16 + 16  # nothing was published for our own
+    assert list(dict.fromkeys(line.labels[0] for line in lines)) == ["vit_mini_patch8_64", "iBOT-1k", "DINO-1k"]
+    assert lines[8].entries[2] == published("table-backbones", "L2P", "cifar100", "ACC", "iBOT-1k")
+
+
+def test_the_leaking_protocol_is_marked_in_its_line(tmp_path: Path) -> None:
+    evidence = pretended("table1", tmp_path, protocol="released")
+    lines = evidence.target.present(evidence).sheet.lines
+    assert lines[-1].protocol == "released"
+    assert {line.protocol for line in lines[1:-1:2]} == {"honest"}

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from grids import pretended
+
+from caprompt.errors import InputError
+from caprompt.reproduce.evidence import Evidence
+from caprompt.reproduce.measures import given_task
+from caprompt.reproduce.sheets import Figure, mean_of
+from caprompt.reproduce.targets import TARGETS
+
+ROW = TARGETS["table-taskid"].rows[0]
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Evidence:
+    return pretended("table-taskid", tmp_path)
+
+
+def folder_of(evidence: Evidence, seed: int) -> Path:
+    return evidence.home / evidence.planned[ROW.label, "digits", ""][seed]
+
+
+def test_figures_are_means_over_seeds(evidence: Evidence) -> None:
+    runs = evidence.runs(ROW, "digits")
+    assert not isinstance(runs, str)
+    assert evidence.metric(ROW, "digits", "ACC") == mean_of([run.summary()["ACC"] for run in runs])
+    found = evidence.found(ROW, "digits", given_task)
+    assert not isinstance(found, str)
+    assert [each["ACC"] for each in found] == [90.0, 91.0]
+
+
+def test_a_seed_too_few_is_said(evidence: Evidence) -> None:
+    shutil.rmtree(folder_of(evidence, 1))
+    entry = evidence.metric(ROW, "digits", "ACC")
+    assert isinstance(entry, Figure)
+    assert (entry.seeds, entry.spread) == (1, None)
+    assert "1 of 2 rest on fewer than 2 seeds, or on none" in evidence.notes()
+    assert "CIFAR-100, CUB200, ImageNet-R: other scale, so there are no figures of ours" in evidence.notes()
+
+
+def test_nothing_run_and_failed_are_told_apart(evidence: Evidence) -> None:
+    for seed in range(2):
+        shutil.rmtree(folder_of(evidence, seed))
+    assert evidence.metric(ROW, "digits", "ACC") == "not run"
+    place = folder_of(evidence, 0)
+    place.with_name(f"{place.name}.failed.json").write_text(json.dumps({"reason": "MemoryError: too large"}))
+    assert evidence.metric(ROW, "digits", "ACC") == "failed"
+    assert f"failed: {place.name} (MemoryError: too large)" in evidence.notes()
+    assert evidence.protocol_of(ROW) == "honest"
+
+
+def test_figures_of_different_protocols_are_never_averaged(evidence: Evidence) -> None:
+    plan = json.loads((folder_of(evidence, 1) / "run.json").read_text())
+    (folder_of(evidence, 1) / "run.json").write_text(json.dumps({**plan, "protocol": "released: leaks"}))
+    with pytest.raises(InputError, match="different protocols"):
+        evidence.metric(ROW, "digits", "ACC")
+    with pytest.raises(InputError, match="different protocols"):
+        evidence.protocol_of(ROW)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from grids import pretended
+
+from caprompt.reproduce.outputs import command, section, write
+
+
+def test_every_format_is_written(tmp_path: Path) -> None:
+    evidence = pretended("table3", tmp_path / "cells")
+    write(evidence, evidence.target.present(evidence), tmp_path / "table3")
+    names = sorted(path.name for path in (tmp_path / "table3").iterdir())
+    assert names == [f"table3.{suffix}" for suffix in ("csv", "json", "md", "png", "svg", "tex")]
+    page = (tmp_path / "table3" / "table3.md").read_text()
+    for words in (
+        "# Table 3",
+        "| Base | published | leaks |",
+        "| Base | ours | honest |",
+        "(table3.svg)",
+        "ImageNet-R: other scale",
+    ):
+        assert words in page
+    assert "`caprompt reproduce table3 --scale tiny --seeds 2`" in page
+    assert "Scale tiny: the embedded backbone" in page
+
+
+def test_the_leaking_protocol_is_in_the_title_and_the_command(tmp_path: Path) -> None:
+    evidence = pretended("table3", tmp_path, protocol="released")
+    assert command(evidence).endswith("--protocol released")
+    text = section(evidence, evidence.target.present(evidence), "there/", level=2)
+    assert text.startswith("## Table 3")
+    assert "RELEASED" in text.splitlines()[0]
+    assert "(there/table3.svg)" in text

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caprompt.methods import registered
+from caprompt.reproduce.published import leaks, printed, published
+from caprompt.reproduce.targets import TARGETS
+
+ROOT = Path(__file__).parents[2]
+PAPER = next((path for place in (ROOT, ROOT.parent) if (path := place / "shared" / "paper.tex").is_file()), None)
+TABLES = ("table1", "table2", "table3", "table-taskid", "table-backbones")
+
+
+def flat(tables: dict[str, dict[str, object]]) -> dict[tuple[str, ...], list[float]]:
+    """Every figure by its path."""
+    found: dict[tuple[str, ...], list[float]] = {}
+
+    def walk(value: object, path: tuple[str, ...]) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(inner, (*path, key))
+        elif isinstance(value, list):
+            found[path] = value
+
+    walk({name: tables[name] for name in TABLES}, ())
+    return found
+
+
+@pytest.mark.skipif(PAPER is None, reason="the paper's source (../shared/paper.tex) is not at hand")
+def test_every_figure_is_the_papers_own() -> None:
+    from reproduce.paper_tables import tables
+
+    assert PAPER is not None
+    theirs = {
+        (table, *([block] if block else []), row, dataset, metric): [float(value) for value in values]
+        for (table, block, row), cells in tables(PAPER.read_text(encoding="utf-8")).items()
+        for (dataset, metric), values in cells.items()
+    }
+    ours = flat(printed())
+    assert ours.keys() == theirs.keys()
+    assert {key: value for key, value in ours.items() if value != theirs[key]} == {}
+    assert len(ours) == 48 + 24 + 10 + 6 + 96
+
+
+def test_every_row_of_the_papers_tables_is_a_row_of_its_target() -> None:
+    for name in TABLES:
+        target = TARGETS[name]
+        for title, backbone in target.backbones.items():
+            block = title if backbone else ""
+            for row in target.rows:
+                figures = [published(name, row.label, dataset, "ACC", block) for dataset in target.datasets]
+                assert all(figures) or (title == "own" and not any(figures)), (name, row.label)
+
+
+def test_who_leaks() -> None:
+    assert {method for method in registered() if leaks(method)} == {"l2p", "dualprompt", "hide-prompt", "caprompt"}
