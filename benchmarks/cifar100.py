@@ -25,6 +25,7 @@ from caprompt import settings
 from caprompt.experiment import read_plan, run
 from caprompt.metrics import average_accuracy
 from caprompt.plots import accuracy_curve
+from caprompt.protocols import kind
 from caprompt.running import preset_settings, run_config
 
 HERE = Path(__file__).parent
@@ -82,7 +83,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="deit_tiny_patch16_224.fb_in1k")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), help="none: only draw and print what is there")
     parser.add_argument("--orders", nargs="+", default=["natural", "1"], help="'natural', or a seed that shuffles")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--validation", type=float, default=0.0, help="test on this share of the training images instead")
@@ -97,11 +98,12 @@ def main() -> None:
     home = args.folder or Path(tempfile.mkdtemp())
     jobs = [(row, order, home / f"{row} {order}".replace(" ", "-"), common) for order in args.orders for row in args.rows]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(measure, *zip(*jobs, strict=True)))
+        found = [{**job.result(), "jobs": args.jobs} for job in [pool.submit(measure, *job) for job in jobs]]
     found = merged(json.loads(args.json.read_text(encoding="utf-8")) if args.json.is_file() else [], found)
     args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    curves = {row: [one["matrix"] for one in found if one["row"] == row] for row in ROWS}
-    accuracy_curve({row: matrices for row, matrices in curves.items() if matrices}, args.picture)
+    marks = {one["row"]: "" if kind(one["protocol"]) == "honest" else " (LEAKS)" for one in found}
+    curves = {f"{row}{mark}": [one["matrix"] for one in found if one["row"] == row] for row, mark in marks.items()}
+    accuracy_curve(curves, args.picture)
     print(markdown(found))
 
 

@@ -51,7 +51,7 @@ def test_runs_of_different_protocols_are_not_mixed(runs: Path) -> None:
         ("run.json", "{", "does not hold a run"),
         ("run.json", "[]", "does not hold a run"),
         ("run.json", '{"format": 99}', "written by a newer caprompt"),
-        ("run.json", '{"format": 1}', "of another version"),
+        ("run.json", '{"format": 1}', "by another version"),
         ("results.json", "{", "of another version"),
         ("results.json", '{"rows": [{"accuracies": [1.0]}]}', "of another version"),
         ("results.json", '{"rows": []}', r"is not finished \(0 of 3 tests done\); finish it with caprompt run --resume"),

@@ -111,8 +111,9 @@ def _accuracies(runs: Runs) -> list[str]:
 
 
 def _cost(run: dict[str, Any]) -> list[str]:
-    memory = run.get("peak_memory_gb")
-    return [f"{run['training_seconds']:.0f} s", f"{run['wall_seconds']:.0f} s", f"{memory:.1f} GB" if memory else "-"]
+    memory, jobs = run.get("peak_memory_gb"), run.get("jobs", 1)
+    company = f", {jobs} runs at once" if jobs > 1 else ""
+    return [f"{run['training_seconds']:.0f} s{company}", f"{run['wall_seconds']:.0f} s", f"{memory:.1f} GB" if memory else "-"]
 
 
 def reference_table(found: Iterable[dict[str, Any]]) -> str:
