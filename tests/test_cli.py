@@ -118,7 +118,7 @@ def test_config_file_and_set_and_flags(place: Path) -> None:
 def test_ctrl_c_stops_cleanly_and_resume_goes_on(place: Path) -> None:
     write_squares(place / "many", ["blue", "cyan"], each=40)
     shutil.copytree(place / "pets", place / "stopped")
-    words = ["learn", "slow", "many", "--backbone", "tiny.safetensors", "--set", "epochs=40", "--set", "length=4"]
+    words = ["learn", "slow", "many", "--backbone", "tiny.safetensors", "--set", "epochs=150", "--set", "length=4"]
     process = subprocess.Popen(
         [sys.executable, "-m", "caprompt", *words], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
