@@ -137,13 +137,6 @@ def test_nearest_mean_on_directions(ncm: ModuleType) -> None:
     assert ncm.nearest_mean(train, labels, torch.tensor([[0.2, 0.1], [0.3, 5.0]]), torch.tensor([1, 1])) == 50
 
 
-def test_a_long_feature_does_not_outweigh_the_others(ncm: ModuleType) -> None:
-    """Two of three directions point up, the long one to the right: their mean direction is nearer to up."""
-    train = torch.tensor([[0.0, 1.0], [0.0, 1.0], [90.0, 0.0], [1.0, 0.5]])
-    labels = torch.tensor([0, 0, 0, 1])
-    assert ncm.nearest_mean(train, labels, torch.tensor([[0.1, 1.0]]), torch.tensor([0])) == 100
-
-
 def test_ncm_prints_a_row_for_each_and_writes_json(
     ncm: ModuleType, images: Path, backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,8 @@
     python tools/ncm.py --images cifar100 --backbone vit_mini_patch8_64.tin200_distilled --random --json result.json
 
 `--images` holds train/<class>/*.png and test/<class>/*.png (or .jpg). Every image is resized to the backbone's own size
-(bicubic), the features of a class's training images, scaled to length one, are averaged, and a test image goes to the class
-whose mean has the largest cosine with its feature. `--random` adds the first backbone's architecture with untrained weights.
+(bicubic), the features of a class's training images are averaged, and a test image goes to the class whose mean has the
+largest cosine with its feature. `--random` adds the first backbone's architecture with untrained weights.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 
 def nearest_mean(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> float:
-    """Percentage of test features (n, D) nearest, by cosine, to the mean direction of their own class's training features."""
+    """Percentage of test features (n, D) nearest, by cosine, to the mean training feature of their own class."""
     count = int(train_labels.max()) + 1
-    # As iCaRL's nearest mean of exemplars: features have length one before they are averaged, so that none outweighs others.
-    sums = train.new_zeros(count, train.shape[1]).index_add_(0, train_labels, F.normalize(train, dim=1))
+    sums = train.new_zeros(count, train.shape[1]).index_add_(0, train_labels, train)
     means = F.normalize(sums, dim=1)  # a mean and a sum point the same way
     nearest = (F.normalize(test, dim=1) @ means.T).argmax(dim=1)
     return 100 * (nearest == test_labels).float().mean().item()
