@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from caprompt.experiment import environment
-from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
+from caprompt.methods.caprompt import CAPrompt, concave_gap, linear_loss
+from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.methods.prefix import Prefix
 from caprompt.vit import ViT, ViTConfig
 

@@ -9,7 +9,7 @@ from caprompt.data.datasets import DATASETS
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.methods import build, registered
 from caprompt.presets import HERE, names, preset, tomllib
-from caprompt.running import run_config
+from caprompt.running import preset_settings, run_config
 from caprompt.vit import ViT, ViTConfig
 
 SUPERVISED = "vit_base_patch16_224.orig_in21k"
@@ -26,7 +26,8 @@ COMMON = {
     "alpha": 5.0,
     "beta": 0.2,
     "cycles": 2,
-    "first_pass": "equal",
+    "classifier": "aligned",
+    "first_pass": "prompted",
     "aggregation": True,
     "replay": "covariance",
     "align_epochs": 30,
@@ -144,7 +145,7 @@ def test_the_other_methods_programs(method: str, dataset: str) -> None:
 
 BUDGET = {
     "order": "shuffled",
-    "epochs": 8,
+    "epochs": 5,
     "batch_size": 64,
     "optimizer": "adam",
     "learning_rate": 3e-3,
@@ -159,6 +160,7 @@ BUDGET = {
 }
 BUDGET_SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 OWN_RATES: dict[str, dict[str, object]] = {
+    "caprompt": {"learning_rate": 1e-2},
     "coda-prompt": {"learning_rate": 1e-3},
     "convprompt": {"learning_rate": 0.005 * 64 / 256},
     "cprompt": {**BUDGET_SGD, "learning_rate": 0.01},
@@ -174,6 +176,12 @@ OWN_RATES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("method", [*PROGRAMS, "caprompt", "sequential-prompt", "a-method-to-come"])
 def test_the_budget_is_the_same_for_all_but_for_the_optimiser(method: str, dataset: str) -> None:
     assert preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **OWN_RATES.get(method, {})}
+
+
+def test_the_budget_has_the_paper_s_rate_for_the_paper_s_head() -> None:
+    assert preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == BUDGET
+    given = {"classifier": "aligned", "dataset": "cifar100"}
+    assert preset_settings("budget", given)["learning_rate"] == 3e-3
 
 
 @pytest.mark.parametrize("name", ["budget", "paper"])

@@ -35,6 +35,7 @@ from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Lis
 from caprompt.feeding import Feeder, Repeatable
 from caprompt.methods.base import Batches
 from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, stopped_call, tensors_under
+from caprompt.pacing import Sparingly
 from caprompt.seeds import derive, generator
 from caprompt.weights import DEFAULT_BACKBONE, Backbone, find_backbone
 
@@ -92,8 +93,8 @@ class ContinualClassifier:
     ) -> Samples:
         """Learn labelled images: a folder per class, a CSV of paths and labels, or (images, labels). Returns what was learned.
 
-        With `folder`, the model is saved there when done, and after every epoch a checkpoint lies beside it; `resume` continues
-        from that checkpoint to the very same model. If anything goes wrong, the model is as it was before the call.
+        With `folder`, the model is saved there when done, and after epochs a checkpoint lies beside it, as often as it is cheap;
+        `resume` continues from that to the very same model. If anything goes wrong, the model is as it was before the call.
         """
         feeder = Feeder(self.backbone, self.device)
         samples = verified(read(source), feeder.store, skip_bad, lambda done, total: listen(Reading(done, total)))
@@ -141,11 +142,13 @@ class ContinualClassifier:
             if position is None:
                 self.method.prepare(self._plain(trained, feeder), self._generator("prepare"))
 
+            pace = Sparingly()
+
             def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
                 self.history.append({"call": self.calls, **ended.figures()})
                 if home is not None:
                     progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
-                    self._write(home / IN_PROGRESS, progress, optimizing.state_of(optimizer))
+                    pace(lambda: self._write(home / IN_PROGRESS, progress, optimizing.state_of(optimizer)))
 
             moments = tensors_under(position.tensors, "optimizer.") if position else None
             seed = derive(self.seed, "call", self.calls)

@@ -69,9 +69,10 @@ def run_seeds(
 
 
 def preset_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a preset says for the method, data set and backbone of these settings."""
+    """What a preset says where these settings are given."""
     usual = RunConfig()
-    return preset(name, *(str(given.get(key, getattr(usual, key))) for key in ("method", "dataset", "backbone")))
+    method, dataset, backbone = (str(given.get(key, getattr(usual, key))) for key in ("method", "dataset", "backbone"))
+    return preset(name, method, dataset, backbone, given)
 
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:

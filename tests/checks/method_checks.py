@@ -49,7 +49,7 @@ def check_batch_invariance(make: Make) -> None:
         {"cycles": "auto"},
         {"cycles": 3},
         {"first_pass": "query"},
-        {"first_pass": "anchor", "anchor_width": 50},
+        {"classifier": "aligned"},
         {"aggregation": False},
     ]
     switches += [{"adapt_first": False}]

@@ -30,7 +30,7 @@ SWITCHES: list[dict[str, object]] = [
     {},
     {"cycles": 3},
     {"first_pass": "query"},
-    {"first_pass": "anchor", "anchor_width": 50},
+    {"classifier": "aligned"},
     {"aggregation": False},
     {"alpha": 0.0},
     {"beta": 0.0},

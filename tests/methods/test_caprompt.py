@@ -7,13 +7,13 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
-from caprompt.methods.ridge import RandomRidge
+from caprompt.methods.caprompt import CAPrompt, concave_gap, linear_loss
+from caprompt.methods.caprompt_options import CAPromptOptions
 
 
 def made(tasks: tuple[int, ...] = (2, 1, 3), **options: object) -> CAPrompt:
     """A method with distinct random prompts, as if it had learned some tasks."""
-    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, **options))  # type: ignore[arg-type]
+    method = CAPrompt(tiny_vit(), CAPromptOptions(**{"length": 4, "classifier": "aligned", **options}))  # type: ignore[arg-type]
     for number, classes in enumerate(tasks):
         method.begin_task(classes, torch.Generator().manual_seed(number))
         method.prompt.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
@@ -45,7 +45,7 @@ def test_a_new_prompt_starts_from_the_previous_one() -> None:
 
 @pytest.mark.parametrize(("init", "low", "high"), [("uniform", 0.5, 0.65), ("normal", 0.015, 0.025)])
 def test_first_prompt(init: str, low: float, high: float) -> None:
-    method = CAPrompt(tiny_vit(), CAPromptOptions(init=init))  # type: ignore[arg-type]
+    method = CAPrompt(tiny_vit(), CAPromptOptions(init=init, classifier="aligned"))  # type: ignore[arg-type]
     method.begin_task(2, torch.Generator().manual_seed(0))
     assert method.prompts[0].shape == (TINY.depth, 2, 5, TINY.width)
     assert low < float(method.prompts[0].detach().std()) < high
@@ -69,7 +69,8 @@ def test_query_pass_uses_no_prompt() -> None:
     method = made(first_pass="query")
     torch.testing.assert_close(method.first_logits(method.vit.stem(images())), method.head(method.vit(images())))
     assert not torch.allclose(
-        method.first_logits(method.vit.stem(images())), changed(method, first_pass="equal").first_logits(method.vit.stem(images()))
+        method.first_logits(method.vit.stem(images())),
+        changed(method, first_pass="prompted").first_logits(method.vit.stem(images())),
     )
 
 
@@ -180,65 +181,3 @@ def test_layers_can_be_chosen() -> None:
     assert method.prompts[0].shape[0] == 1
     assert CAPromptOptions(layers="0-8").layers == tuple(range(9))  # type: ignore[arg-type]
     assert CAPromptOptions(layers=3).layers == (3,)  # type: ignore[arg-type]
-
-
-# -- the anchor --------------------------------------------------------------------------------------------------------------
-
-
-def anchored(**options: object) -> CAPrompt:
-    """Three tasks of two classes whose images differ in brightness, learned by the anchor as the learner would have it."""
-    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, first_pass="anchor", anchor_width=40, align_epochs=2, **options))  # type: ignore[arg-type]
-    for task in range(3):
-        method.begin_task(2, torch.Generator().manual_seed(task))
-        batches = [shown([2 * task, 2 * task + 1] * 10, seed=task)]
-        method.prepare(batches, torch.Generator().manual_seed(0))
-        method.prompt.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(10 + task))
-        method.consolidate(batches, torch.Generator().manual_seed(1))
-    return method
-
-
-def shown(labels: list[int], seed: int) -> tuple[Tensor, Tensor]:
-    chance = torch.Generator().manual_seed(100 + seed)
-    noise = torch.randn(len(labels), 3, TINY.image_size, TINY.image_size, generator=chance)
-    return noise * 0.3 + torch.tensor(labels).view(-1, 1, 1, 1) - 2.5, torch.tensor(labels)
-
-
-def test_the_anchor_is_a_ridge_over_all_images_under_the_first_prompt() -> None:
-    """Learned task by task as if all images had come at once, each of them once."""
-    method = anchored()
-    assert method.anchor is not None
-    expected = RandomRidge(TINY.width, 40)
-    expected.grow(6, torch.Generator())
-    expected.load_state_dict({**method.anchor.state_dict(), "ridge.gram": torch.zeros(0, 0)})
-    expected.ridge.sums.zero_()
-    everything = [shown([2 * task, 2 * task + 1] * 10, seed=task) for task in range(3)]
-    expected.learn([(method.anchored_features(method.vit.stem(i)), y) for i, y in everything], torch.Generator())
-    torch.testing.assert_close(method.anchor.ridge.gram, expected.ridge.gram, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(method.anchor.ridge.sums, expected.ridge.sums, rtol=1e-4, atol=1e-3)
-    first = method.first_logits(method.vit.stem(images()))
-    stem = method.vit.stem(images())
-    features = method.features_under(stem, method.for_all(method.earlier[0], stem))
-    torch.testing.assert_close(first, 20 * method.anchor(features))
-
-
-def test_further_images_of_known_classes_reach_the_anchor_once() -> None:
-    method = anchored()
-    assert method.anchor is not None
-    before = method.anchor.ridge.sums.clone()
-    method.consolidate([shown([1, 1, 5], seed=9)], torch.Generator().manual_seed(0))
-    changed_rows = (method.anchor.ridge.sums != before).any(dim=1)
-    assert changed_rows.tolist() == [False, True, False, False, False, True]
-
-
-@pytest.mark.parametrize("cycles", [2, "auto"])
-def test_the_answer_joins_anchor_and_head_by_their_shares(cycles: object) -> None:
-    method = changed(anchored(), cycles=cycles, settled=1e-9, max_cycles=2)
-    stem = method.vit.stem(images())
-    first = method.first_logits(stem)
-    weights = method.next_weights(first)
-    head = method.logits_under(stem, weights)
-    for share in (0.0, 0.25, 1.0):
-        answer = changed(method, anchor_share=share).answer(images())
-        expected = share * first.log_softmax(1) + (1 - share) * head.log_softmax(1)
-        torch.testing.assert_close(answer.logits, expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(answer.task_weights, weights, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap
+from caprompt.methods.caprompt import CAPrompt, concave_gap
+from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.vit import ViT, ViTConfig
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "caprompt_step.npz"
@@ -28,7 +29,7 @@ def method(step: dict[str, Tensor]) -> CAPrompt:
     vit = ViT(ViTConfig(32, 8, 24, 3, int(step["num_heads"]), 96, float(step["layer_norm_eps"]))).double()
     vit.load_weights(weights)
     vit.requires_grad_(False)
-    options = CAPromptOptions(length=6, layers=tuple(step["prompted_layers"].tolist()), alpha=5, beta=0.2)
+    options = CAPromptOptions(length=6, layers=tuple(step["prompted_layers"].tolist()), alpha=5, beta=0.2, classifier="aligned")
     caprompt = CAPrompt(vit, options).double()
     for classes in step["classes_per_task"].tolist():
         caprompt.begin_task(classes, torch.Generator().manual_seed(0))

@@ -7,7 +7,8 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.methods.released import misread
 from caprompt.options import Options
 from caprompt.protocols import is_released
@@ -38,7 +39,7 @@ def test_layers_rows_and_widths_stay_where_they_are() -> None:
 
 
 def made(protocol: str) -> CAPrompt:
-    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, protocol=protocol))  # type: ignore[arg-type]
+    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, protocol=protocol, classifier="aligned"))  # type: ignore[arg-type]
     for number, classes in enumerate((2, 1, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
         method.prompt.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))

@@ -65,7 +65,7 @@ def test_the_theorem_image_by_image(model: ContinualClassifier, images: Samples)
         stem, y = method.vit.stem(picture), int(label)
 
         def g(prompt: torch.Tensor, stem: object = stem, y: int = y) -> float:
-            return float(method.head(method.features_under(stem, prompt.unsqueeze(2))).softmax(dim=1)[0, y])  # type: ignore[union-attr,arg-type]
+            return float(method.read(method.features_under(stem, prompt.unsqueeze(2))).softmax(dim=1)[0, y])  # type: ignore[union-attr,arg-type]
 
         p = method.next_weights(method.first_logits(stem))[0]
         mixed = g(sum(w * phi for w, phi in zip(p, method.prompts, strict=True)))  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from caprompt.methods import registered
+from caprompt.reproduce.accuracies import OWN
 from caprompt.reproduce.published import leaks, printed, published
 from caprompt.reproduce.targets import TARGETS
 
@@ -49,7 +50,7 @@ def test_every_row_of_the_papers_tables_is_a_row_of_its_target() -> None:
         target = TARGETS[name]
         for title, backbone in target.backbones.items():
             block = title if backbone else ""
-            for row in target.rows:
+            for row in (row for row in target.rows if row is not OWN):
                 figures = [published(name, row.label, dataset, "ACC", block) for dataset in target.datasets]
                 assert all(figures) or (title == "own" and not any(figures)), (name, row.label)
 

@@ -16,45 +16,20 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
-
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt import replay
+from caprompt.class_statistics import Statistics
 from caprompt.methods.base import Answer, Batches, GrowingHead, Method, register
-from caprompt.methods.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
-from caprompt.methods.released import ReleasedOptions, misread
+from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.prefix import Prefix, prompted_layers, random_prompt
+from caprompt.methods.released import misread
 from caprompt.methods.ridge import RandomRidge
 from caprompt.vit import Stem, ViT
 
-__all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
-
-
-class CAPromptOptions(replay.ReplayOptions, PrefixOptions, ReleasedOptions):
-    """The paper's hyper-parameters and the switches of its ablation table."""
-
-    alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
-    beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
-    cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        2, description="passes at prediction; 'auto' stops each image when its weights settle"
-    )
-    max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
-    settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
-    first_pass: Literal["equal", "query", "anchor"] = Field(
-        "equal", description="first weights from equally mixed prompts, from no prompt, or from the anchor (see anchor_*)"
-    )
-    aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
-
-    anchor_width: int = Field(2000, ge=1, description="first_pass='anchor': random projections; a model's file holds its square")
-    anchor_scale: float = Field(20.0, gt=0, description="first_pass='anchor': logits are this times the regression")
-    anchor_share: float = Field(0.5, ge=0, le=1, description="first_pass='anchor': its share in the answer; the rest is the head's")
-
-    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | frozenset(
-        ("cycles", "max_cycles", "settled", "anchor_scale", "anchor_share")
-    )
+__all__ = ["CAPrompt", "concave_gap", "linear_loss"]
 
 
 @register("caprompt")
@@ -72,8 +47,9 @@ class CAPrompt(Method):
         start = random_prompt(vit.config, options, torch.Generator())
         self.prompt = nn.Parameter(start)  # the newest task's, (L, 2, n, D)
         self.register_buffer("earlier", start.new_empty(0, *start.shape))
-        self.statistics = replay.build(options, vit.config.width)
-        self.anchor = RandomRidge(vit.config.width, options.anchor_width) if options.first_pass == "anchor" else None
+        width, aligned = vit.config.width, options.classifier == "aligned"
+        self.statistics = replay.build(options, width) if aligned else Statistics(width)
+        self.ridge = None if aligned else RandomRidge(width, options.projections)
 
     earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
 
@@ -83,10 +59,8 @@ class CAPrompt(Method):
         """A new prompt, starting from the previous one, which is frozen."""
         super().begin_task(classes, generator)
         self.statistics.grow(classes)
-        if self.anchor is not None:
-            if len(self.task_sizes) == 1:
-                self.anchor.start(generator)
-            self.anchor.grow(classes, generator)
+        if self.ridge is not None:
+            self.ridge.grow(classes, generator)
         if len(self.task_sizes) == 1:
             self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
         else:
@@ -121,31 +95,30 @@ class CAPrompt(Method):
         return prompt.unsqueeze(2).expand(-1, -1, len(stem.tokens), -1, -1)
 
     def first_logits(self, stem: Stem) -> Tensor:
-        """The first pass, before anything is known of an image: equal weights (Algorithm 1), query pass (Eq. 1), or anchor."""
-        if self.anchor is not None:
-            logits: Tensor = self.options.anchor_scale * self.anchor(self.anchored_features(stem))
-        elif self.starts_without_prompt:
-            logits = self.head(self.vit(stem))
-        else:
-            mean = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes)
-            logits = self.head(self.features_under(stem, self.for_all(mean, stem)))
+        """The first pass, before anything is known of an image: (B, C)."""
+        return self.read(self.first_features(stem))
+
+    def first_features(self, stem: Stem) -> Tensor:
+        """Features without prompt (Eq. 1), under equally mixed prompts (Algorithm 1), or under the first task's: (B, D).
+
+        A regression only ever adds images up, so what it reads may not change: it takes the first prompt, frozen after its task.
+        """
+        if self.starts_without_prompt:
+            features: Tensor = self.vit(stem)
+            return features
+        mean = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes)
+        prompt = mean if self.ridge is None else self.prompts[0]
+        return self.features_under(stem, self.for_all(prompt, stem))
+
+    def read(self, features: Tensor) -> Tensor:
+        """Logits of the features of any pass: (B, D) -> (B, C)."""
+        logits: Tensor = self.head(features) if self.ridge is None else self.options.ridge_scale * self.ridge(features)
         return logits
-
-    def anchored_features(self, stem: Stem) -> Tensor:
-        """Features under the first task's prompt, which stay as they are once that task is learned: (B, D)."""
-        return self.features_under(stem, self.for_all(self.prompts[0], stem))
-
-    def joined(self, first: Tensor, logits: Tensor) -> Tensor:
-        """The head's logits; with an anchor, its share of the log probabilities and the head's: (B, C) each."""
-        if self.anchor is None:
-            return logits
-        share = self.options.anchor_share
-        return share * first.log_softmax(dim=1) + (1 - share) * logits.log_softmax(dim=1)
 
     @property
     def starts_without_prompt(self) -> bool:
         """Is the first pass the query pass?"""
-        return self.options.first_pass == "query" or not self.options.aggregation
+        return self.options.first_pass == "query" or (self.ridge is None and not self.options.aggregation)
 
     def equal_weights(self, logits: Tensor) -> Tensor:
         """(B, T), all 1 / T."""
@@ -154,8 +127,7 @@ class CAPrompt(Method):
 
     def logits_under(self, stem: Stem, weights: Tensor) -> Tensor:
         """One pass with prompts mixed by these weights: (B, C)."""
-        logits: Tensor = self.head(self.features_under(stem, self.mix(weights)))
-        return logits
+        return self.read(self.features_under(stem, self.mix(weights)))
 
     def next_weights(self, logits: Tensor) -> Tensor:
         """Eq. 9: task probabilities from class logits, (B, C) -> (B, T)."""
@@ -195,9 +167,15 @@ class CAPrompt(Method):
         return features[: len(labels)], gap.clamp_min(0).mean()
 
     def probability(self, features: Tensor, labels: Tensor) -> Tensor:
-        """g(x, y, phi), (B,). Only the prompts learn from it: the head is held fixed, and so are the logits of old classes."""
+        """g(x, y, phi), (B,). Only the prompts learn from it: the head is held fixed, and so are the logits of old classes.
+
+        Where a regression answers, nothing keeps the head's rows of different tasks comparable: g is then among the task's classes.
+        """
         logits = F.linear(features, self.head.weight.detach(), self.head.bias.detach())
-        logits = torch.cat([logits[:, : self.known].detach(), logits[:, self.known :]], dim=1)
+        if self.ridge is None:
+            logits = torch.cat([logits[:, : self.known].detach(), logits[:, self.known :]], dim=1)
+        else:
+            logits, labels = logits[:, self.known :], labels - self.known
         return logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)
 
     # -- after a task ------------------------------------------------------------------------------------------------------
@@ -209,26 +187,36 @@ class CAPrompt(Method):
         return self.features_under(self.vit.stem(images), self.mix(weights))
 
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
-        """From the second task on the first prompt is frozen, so the anchor can learn new classes before they are trained on."""
-        if self.anchor is not None and len(self.task_sizes) > 1:
-            self.teach_anchor(batches, torch.ones_like(self.task_of_class, dtype=torch.bool), generator)
+        """From the second task on the first prompt is frozen, so the regression knows new classes before they are trained on."""
+        if self.ridge is not None and len(self.task_sizes) > 1:
+            self.teach_first_pass(batches, torch.ones_like(self.task_of_class, dtype=torch.bool), generator)
 
     @torch.no_grad()
-    def teach_anchor(self, batches: Batches, wanted: Tensor, generator: torch.Generator) -> None:
-        """Add the images of wanted classes, (C,) of true and false, to the anchor's regression."""
-        assert self.anchor is not None
+    def teach_first_pass(self, batches: Batches, wanted: Tensor, generator: torch.Generator) -> None:
+        """Add the images of wanted classes, (C,) of true and false, to the regression as their first pass sees them."""
+        assert self.ridge is not None
         chosen = ((images[wanted[labels]], labels[wanted[labels]]) for images, labels in batches)
-        self.anchor.learn(((self.anchored_features(self.vit.stem(i)), y) for i, y in chosen if len(y)), generator)
+        self.ridge.learn(((self.first_features(self.vit.stem(i)), y) for i, y in chosen if len(y)), generator)
+
+    @torch.no_grad()
+    def mixed_features(self, images: Tensor) -> Tensor:
+        """Features as the second pass over images sees them: (B, D)."""
+        stem = self.vit.stem(images)
+        return self.features_under(stem, self.mix(self.chosen(self.next_weights(self.first_logits(stem)))))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
-        """Statistics of the classes at hand (those of known classes are merged), then, from the second call on, alignment."""
+        """What the images tell about their classes, merged with what is known of them."""
         seen = self.statistics.count > 0  # (C,)
-        if self.anchor is not None:  # `prepare` has shown it the new classes of a later task
-            self.teach_anchor(batches, seen if len(self.task_sizes) > 1 else torch.ones_like(seen), generator)
-        known = int(seen.sum())
-        self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
-        if known:
-            replay.align(self.head, self.statistics, self.options, known, generator)
+        if self.ridge is None:
+            self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
+            if seen.any():
+                replay.align(self.head, self.statistics, self.options, int(seen.sum()), generator)
+        else:
+            # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
+            self.teach_first_pass(batches, seen if len(self.task_sizes) > 1 else torch.ones_like(seen), generator)
+            pairs = [(self.mixed_features(images), labels) for images, labels in batches]
+            self.statistics.observe_all(pairs)
+            self.ridge.learn(pairs, generator)
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 
@@ -241,11 +229,11 @@ class CAPrompt(Method):
             return Answer(self.logits_under(stem, weights), weights, torch.ones_like(true_tasks))
         if self.options.cycles == "auto":
             return self.answer_until_settled(stem)
-        first = logits = self.first_logits(stem)
+        logits = self.first_logits(stem)
         weights = self.equal_weights(logits)
         for _ in range(self.options.cycles - 1):
             weights = self.chosen(self.next_weights(logits))
-            logits = self.joined(first, self.logits_under(stem, weights))
+            logits = self.logits_under(stem, weights)
         return Answer(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
 
     @property
@@ -255,8 +243,8 @@ class CAPrompt(Method):
 
     def answer_until_settled(self, stem: Stem) -> Answer:
         """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
-        first = self.first_logits(stem)
-        logits, weights = first.clone(), self.equal_weights(first)
+        logits = self.first_logits(stem)
+        weights = self.equal_weights(logits)
         passes = torch.ones_like(weights[:, 0], dtype=torch.long)
         active = torch.arange(len(logits), device=logits.device)
         for cycle in range(1, self.options.max_cycles):
@@ -268,7 +256,7 @@ class CAPrompt(Method):
             if not len(active):
                 break
             weights[active] = proposed
-            logits[active] = self.joined(first[active], self.logits_under(stem.only(active), proposed))
+            logits[active] = self.logits_under(stem.only(active), proposed)
             passes[active] += 1
         return Answer(logits, weights, passes)
 

@@ -52,8 +52,6 @@ class RanPAC(Direct):
         """Further rows. The first task brings the projection, and its adapter and proxy learn; after it they are frozen."""
         super().begin_task(classes, generator)
         first = len(self.task_sizes) == 1
-        if first:
-            self.head.start(generator)
         if self.adapter is not None:
             self.adapter.requires_grad_(first)
             self.proxy = CosineHead(self.vit.config.width).to(self.device).requires_grad_(first)

@@ -27,7 +27,7 @@ __all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "held_out_errors"]
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))
 HELD_OUT = 0.2
-CHOOSE_FROM = 12_500  # images of a call that lambda is chosen with, at most; more would not move a power of ten
+CHOOSE_FROM = 1_250  # images of a call that lambda is chosen with, at most; more would not move a power of ten
 
 
 class RidgeHead(Head):
@@ -98,11 +98,6 @@ class RandomRidge(Head):
         self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("projection", torch.empty(width, 0), persistent=False)
 
-    def start(self, generator: torch.Generator) -> None:
-        """Choose the projection."""
-        self.seed.copy_(torch.randint(2**62, (), generator=generator))
-        self.project_by_seed()
-
     def project_by_seed(self) -> None:
         """Draw the projection, the same on every device."""
         chance = torch.Generator().manual_seed(int(self.seed))
@@ -113,7 +108,10 @@ class RandomRidge(Head):
         self.project_by_seed()
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Room for further classes."""
+        """Room for further classes; the first ones bring the projection."""
+        if not len(self.ridge.sums):
+            self.seed.copy_(torch.randint(2**62, (), generator=generator))
+            self.project_by_seed()
         self.ridge.grow(classes, generator)
 
     def expanded(self, features: Tensor) -> Tensor:

@@ -1,13 +1,16 @@
 """Presets: settings by name, kept as TOML files beside this one. `default` is what we recommend: the options' own defaults.
 
 A file has a table per method; the table `["*"]` holds for every method, also for those that have no table of their own. Within a
-table, `[METHOD.dataset.NAME]` and `[METHOD.backbone.TAG]` change what the table says, in this order.
+table, `[METHOD.SETTING.VALUE]` changes what the table says where a setting has that value: the data set, the tag of the backbone,
+or an option that is given. The last such table in the file wins.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from caprompt.errors import InputError, UnknownNameError
@@ -22,6 +25,7 @@ __all__ = ["names", "preset"]
 HERE = Path(__file__).parent
 DEFAULT = "default"
 EVERY = "*"
+NOTHING_GIVEN: Mapping[str, Any] = MappingProxyType({})
 
 
 def names() -> list[str]:
@@ -29,13 +33,15 @@ def names() -> list[str]:
     return sorted([DEFAULT, *(path.stem for path in HERE.glob("*.toml"))])
 
 
-def preset(name: str, method: str, dataset: str, backbone: str) -> dict[str, Any]:
-    """The settings of a preset for a method on a data set and a backbone; its more special parts win.
+def preset(name: str, method: str, dataset: str, backbone: str, given: Mapping[str, Any] = NOTHING_GIVEN) -> dict[str, Any]:
+    """The settings of a preset for a method on a data set and a backbone, where these others are given; its special parts win.
 
     >>> preset("paper", "caprompt", "cub200", "vit_base_patch16_224.orig_in21k")["batch_size"]
     64
     >>> preset("budget", "linear", "digits", "vit_mini_patch8_64.tin200_distilled")["epochs"]
-    8
+    5
+    >>> preset("budget", "caprompt", "digits", "vit_mini_patch8_64.tin200_distilled", {"classifier": "aligned"})["learning_rate"]
+    0.003
     """
     if name not in names():
         raise UnknownNameError("preset", name, names())
@@ -44,9 +50,11 @@ def preset(name: str, method: str, dataset: str, backbone: str) -> dict[str, Any
     tables = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
     if not {method, EVERY} & tables.keys():
         raise InputError(f"preset '{name}' says nothing of {method}; it has: {', '.join(tables)}")
-    tag = backbone.rpartition(".")[2]
+    known = {**given, "dataset": dataset, "backbone": backbone.rpartition(".")[2]}
     chosen: dict[str, Any] = {}
     for table in (tables.get(EVERY, {}), tables.get(method, {})):
-        common = {key: value for key, value in table.items() if key not in ("dataset", "backbone")}
-        chosen |= {**common, **table.get("dataset", {}).get(dataset, {}), **table.get("backbone", {}).get(tag, {})}
+        special = {key: value for key, value in table.items() if isinstance(value, dict)}
+        chosen |= {key: value for key, value in table.items() if key not in special}
+        for setting, by_value in special.items():
+            chosen |= by_value.get(str(known.get(setting)), {})
     return chosen

@@ -29,6 +29,11 @@ class Row:
     method: str = "caprompt"
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def paper(cls, label: str, **options: Any) -> Row:
+        """CAPrompt as the paper has it, but for these options."""
+        return cls(label, options={"classifier": "aligned", **options})
+
 
 @dataclass(frozen=True)
 class Presentation:
@@ -130,5 +135,5 @@ class Evidence:
 
 
 def kind_of(row: Row, protocol: str) -> str:
-    """The protocol of a row where this one is asked for; only CAPrompt has the leak of its released program."""
-    return protocol if row.method == "caprompt" else "honest"
+    """The protocol of a row where this one is asked for; only CAPrompt as the paper has it has the leak of its released program."""
+    return protocol if row.method == "caprompt" and row.options.get("classifier") == "aligned" else "honest"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from caprompt.metrics import incremental_accuracies
-from caprompt.reproduce.accuracies import LINEAR, PROMPT_METHODS
+from caprompt.reproduce.accuracies import LINEAR, OWN, PROMPT_METHODS
 from caprompt.reproduce.drawing import Picture, Series, lines, scatter
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import by_cycles, first_layer_keys, trained_numbers
@@ -94,7 +94,7 @@ def drawn_and_told(evidence: Evidence, found: dict[tuple[str, str], Series | str
 
 def parameters(evidence: Evidence) -> Presentation:
     """ACC against the numbers that training sets, as many times those of CAPrompt."""
-    ours = evidence.target.rows[-1]
+    ours = next(row for row in evidence.target.rows if row.label == "CAPrompt")
 
     def numbers(row: Row, dataset: str) -> Entry:
         found = evidence.found(row, dataset, trained_numbers)
@@ -208,7 +208,13 @@ def straightness(rows: Sequence[Sequence[Sequence[float]]]) -> float:
 
 TARGETS = (
     Target("fig-curve", "Accuracy after each task, in percent", PROMPT_METHODS, curve),
-    Target("fig-cycles", "Accuracy with one pass, two, and more, in percent", (Row("CAPrompt"),), cycles, measures=(by_cycles,)),
+    Target(
+        "fig-cycles",
+        "Accuracy with one pass, two, and more, in percent",
+        (Row.paper("CAPrompt"), OWN),
+        cycles,
+        measures=(by_cycles,),
+    ),
     Target(
         "fig-tsne",
         "Key prompts of layer one, with and without the linear constraint",
@@ -228,8 +234,8 @@ TARGETS = (
     Target(
         "fig-hyper",
         "Accuracy against the weights of the two constraints, in percent",
-        tuple(Row(f"alpha = {value:g}", options={"alpha": value, "beta": BETA}) for value in ALPHAS)
-        + tuple(Row(f"beta = {value:g}", options={"alpha": ALPHA, "beta": value}) for value in BETAS),
+        tuple(Row.paper(f"alpha = {value:g}", alpha=value, beta=BETA) for value in ALPHAS)
+        + tuple(Row.paper(f"beta = {value:g}", alpha=ALPHA, beta=value) for value in BETAS),
         hyper,
         datasets=("imagenet-r",),
     ),

@@ -61,7 +61,7 @@ class Scale:
     ) -> Cell:
         """The experiment behind one figure. No backbone means the scale's own."""
         chosen = {"method": method, "dataset": dataset, "backbone": backbone or self.backbone, "seed": seed}
-        usual = preset_settings(self.preset, chosen)
+        usual = preset_settings(self.preset, {**chosen, **options})
         config = run_config({**usual, **self.fitting(method), **chosen, **options})
         return Cell(resolved(config), measures)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from caprompt.reproduce.accuracies import OWN
 from caprompt.reproduce.drawing import histograms
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import concavity
@@ -69,10 +70,11 @@ TARGETS = (
         "theorem",
         "Theorem 1 on test images: its condition, and E1 against E2",
         (
-            Row("CAPrompt"),
-            Row("without L_con", options={"alpha": 0.0}),
-            Row("without L_l", options={"beta": 0.0}),
-            Row("without both", options={"alpha": 0.0, "beta": 0.0}),
+            Row.paper("CAPrompt"),
+            Row.paper("without L_con", alpha=0.0),
+            Row.paper("without L_l", beta=0.0),
+            Row.paper("without both", alpha=0.0, beta=0.0),
+            OWN,
         ),
         theorem,
         measures=(concavity,),

@@ -1,0 +1,41 @@
+"""The options of CAPrompt: the paper's hyper-parameters, the switches of its ablation table, and the choice of classifier.
+
+The paper's own choice is `--preset paper`; the defaults are what we recommend. docs/experiments.md says why.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from caprompt.methods.prefix import PrefixOptions
+from caprompt.methods.released import ReleasedOptions
+from caprompt.replay import ReplayOptions
+
+__all__ = ["CAPromptOptions"]
+
+
+class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
+    """How prompts are mixed, held to the constraints, and read."""
+
+    alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
+    beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
+    cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        2, description="passes at prediction; 'auto' stops each image when its weights settle"
+    )
+    max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
+    settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
+    aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
+    classifier: Literal["ridge", "aligned"] = Field(
+        "ridge",
+        description="who answers: a ridge regression in closed form, or the paper's head, aligned with replayed features",
+    )
+    first_pass: Literal["prompted", "query"] = Field(
+        "prompted",
+        description="'query' has no prompt; else the first task's, or with classifier='aligned' all mixed equally",
+    )
+    projections: int = Field(5000, ge=1, description="classifier='ridge': random projections; a model's file holds their square")
+    ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': logits are this times the regression")
+
+    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled", "ridge_scale"}
