@@ -52,6 +52,7 @@ def measured(cell: Cell) -> Mapping[str, Any]:
         },
         "by_cycles": {"protocol": "honest: own", "ACC": {str(n): 50.0 + n + seed for n in range(1, 7)}},
         "first_layer_keys": {"rows": np.random.default_rng(seed).normal(size=(3, 5, 8)).tolist()},
+        "costs": {"numbers": 1500, "bytes_per_class": 2000.0 + seed, "mean_passes": 2.0},
         "trained_numbers": {"numbers": 1000 if cell.config.method == "caprompt" else 2500},
         "concavity": {"protocol": "honest: own", "images": 60, **theorem, "margin_histogram": [0] * 19 + [30, 20, 10] + [0] * 18},
     }

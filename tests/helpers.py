@@ -36,8 +36,8 @@ COLOURS = {
     "orange": (240, 140, 20),
     "grey": (128, 128, 128),
 }
-QUICK = {"epochs": 2, "batch_size": 4, "length": 4, "align_epochs": 3}
-SMALL = {"bottleneck": 4, "projections": 100}
+QUICK = {"epochs": 2, "batch_size": 4, "length": 4, "align_epochs": 3, "projections": 100}
+SMALL = {"bottleneck": 4}
 
 
 def quick_options(method: str) -> dict[str, int]:
@@ -96,6 +96,7 @@ def faint(classes: Sequence[int], each: int, seed: int) -> tuple[list[NDArray[np
 #: A model of `faint` pictures trained like this shows the released programs' leak.
 LEAKY = {
     "protocol": "released",
+    "classifier": "aligned",
     "init": "uniform",
     "cycles": 8,
     "epochs": 12,

@@ -16,7 +16,7 @@ from caprompt.auditing import above_joint
 
 pytestmark = pytest.mark.slow
 
-QUICK = ["--set", "epochs=1", "--set", "batch_size=8", "--set", "length=4", "--set", "align_epochs=3"]
+QUICK = ["--set", "epochs=1", "--set", "batch_size=8", "--set", "length=4", "--set", "align_epochs=3", "--set", "projections=100"]
 RUN = ["run", "--dataset", "squares", "--backbone", "tiny.safetensors", *QUICK]
 
 
@@ -27,7 +27,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_backbone(folder / "tiny.safetensors")
     write_squares(folder / "squares" / "train", ["red", "green", "blue", "cyan"])
     write_squares(folder / "squares" / "test", ["red", "green", "blue", "cyan"], each=3, start=50)
-    for name, words in (("two", ["--tasks", 2]), ("joint", ["--tasks", 1]), ("leak", ["--tasks", 2, "--protocol", "released"])):
+    for name, words in (
+        ("two", ["--tasks", 2]),
+        ("joint", ["--tasks", 1]),
+        ("leak", ["--tasks", 2, "--protocol", "released", "--set", "classifier=aligned"]),
+    ):
         done = caprompt(*RUN, *words, "--out", name, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder

@@ -19,7 +19,7 @@ from PIL import Image
 
 pytestmark = pytest.mark.slow
 
-QUICK = ["--set", "epochs=2", "--set", "batch_size=4", "--set", "length=4", "--set", "align_epochs=3"]
+QUICK = ["--set", "epochs=2", "--set", "batch_size=4", "--set", "length=4", "--set", "align_epochs=3", "--set", "projections=100"]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_runs_are_numbered_and_a_finished_one_cannot_be_resumed(place: Path) -> 
 
 def test_config_file_and_set_and_flags(place: Path) -> None:
     (place / "quick.toml").write_text(
-        'dataset = "week1"\nbackbone = "tiny.safetensors"\ntasks = [["green"], ["red"]]\nepochs = 1\nlength = 4\nalign_epochs = 1\n'
+        'dataset = "week1"\nbackbone = "tiny.safetensors"\ntasks = [["green"], ["red"]]\nepochs = 1\nlength = 4\nprojections = 50\n'
     )
     done = caprompt("run", "--config", "quick.toml", "--set", "epochs=2", "--seed", 5, "--out", "configured", cwd=place)
     assert done.returncode == 0, done.stderr

@@ -169,7 +169,7 @@ def test_the_curve_of_a_leaking_run_has_a_title(config: RunConfig, tmp_path: Pat
     titles = []
     monkeypatch.setattr("caprompt.plots.accuracy_curve", lambda runs, path, title: titles.append(title))
     run(config, tmp_path / "honest")
-    run(config.model_copy(update={"options": {**QUICK, "protocol": "released"}}), tmp_path / "released")
+    run(config.model_copy(update={"options": {**QUICK, "protocol": "released", "classifier": "aligned"}}), tmp_path / "released")
     assert titles[0] == ""
     assert "RELEASED" in titles[1]
 

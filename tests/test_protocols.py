@@ -6,7 +6,7 @@ from caprompt import InputError, protocols
 from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.options import Options
 
-RELEASED = CAPromptOptions(protocol="released")
+RELEASED = CAPromptOptions(protocol="released", classifier="aligned")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
     folder = tmp_path_factory.mktemp("place")
     write_squares(folder / "data", ["red", "green", "blue"])
     for name, protocol in (("fair", "honest"), ("leak", "released")):
-        options = {**QUICK, "protocol": protocol}
+        options = {**QUICK, "protocol": protocol, "classifier": "aligned"}
         run(RunConfig(dataset=str(folder / "data"), backbone=str(backbone), tasks=2, options=options), folder / name)
     return folder
 

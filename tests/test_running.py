@@ -77,7 +77,7 @@ def test_a_preset_gives_way_to_what_is_typed(tmp_path: Path, backbone: Path, mon
 def test_a_leaking_run_is_marked_wherever_it_is_seen(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_squares(tmp_path / "data", ["red", "blue"])
-    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, "protocol": "released", **QUICK}
+    given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, "protocol": "released", "classifier": "aligned", **QUICK}
     console = Console(width=200, record=True, file=io.StringIO())
     (results,) = run_seeds(given, "default", 1, None, False, False, "cpu", console)
     assert results.folder == Path("runs/data-caprompt-released-tiny-seed0")

@@ -21,3 +21,9 @@ def test_what_only_concerns_prediction_may_change_on_a_trained_model() -> None:
 def test_a_bad_value_is_named_with_its_option(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"option '{option}'"):
         ContinualClassifier(**{option: value})  # type: ignore[arg-type]
+
+
+def test_the_released_program_has_no_regression() -> None:
+    with pytest.raises(OptionError, match="it has classifier 'aligned'"):
+        ContinualClassifier(protocol="released")
+    assert CAPromptOptions(protocol="released", classifier="aligned").protocol == "released"

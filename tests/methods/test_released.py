@@ -91,4 +91,4 @@ def test_nothing_leaks_unasked() -> None:
     assert CAPromptOptions().protocol == "honest"
     assert not is_released(CAPromptOptions())
     assert not is_released(Options())
-    assert is_released(CAPromptOptions(protocol="released"))
+    assert is_released(CAPromptOptions(protocol="released", classifier="aligned"))

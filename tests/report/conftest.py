@@ -21,7 +21,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
         "seed0": {},
         "seed1": {"seed": 1},
         "plain": {"method": "sequential-prompt", "options": {"epochs": 1, "length": 4}},
-        "leak": {"options": {**QUICK, "protocol": "released"}},
+        "leak": {"options": {**QUICK, "protocol": "released", "classifier": "aligned"}},
         "joint": {"joint": True},
     }.items():
         run(usual.model_copy(update=changes), place / name)

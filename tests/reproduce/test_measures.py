@@ -87,7 +87,7 @@ def test_the_theorem_image_by_image(model: ContinualClassifier, images: Samples)
 
 
 def test_a_leaking_model_has_no_own_prompts(backbone, images: Samples) -> None:  # type: ignore[no-untyped-def]
-    leaking = ContinualClassifier(backbone=backbone, protocol="released", **QUICK)
+    leaking = ContinualClassifier(backbone=backbone, protocol="released", classifier="aligned", **QUICK)
     leaking.learn(squares(["red", "green"]))
     with pytest.raises(InputError, match="an image's own prompts"):
         concavity(leaking, images.of_classes(["red", "green"]))

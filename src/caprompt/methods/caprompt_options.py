@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from caprompt.methods.prefix import PrefixOptions
 from caprompt.methods.released import ReleasedOptions
@@ -19,6 +19,8 @@ __all__ = ["CAPromptOptions"]
 class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     """How prompts are mixed, held to the constraints, and read."""
 
+    learning_rate: float = Field(1e-2, gt=0, description="the rate for the prompts, and for the head times head_rate")
+
     alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
     beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
     cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -29,6 +31,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
     classifier: Literal["ridge", "aligned"] = Field(
         "ridge",
+        validate_default=True,
         description="who answers: a ridge regression in closed form, or the paper's head, aligned with replayed features",
     )
     first_pass: Literal["prompted", "query"] = Field(
@@ -39,3 +42,11 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': logits are this times the regression")
 
     at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled", "ridge_scale"}
+
+    @field_validator("classifier")
+    @classmethod
+    def is_the_program_s(cls, value: str, info: ValidationInfo) -> str:
+        """The released program is repeated whole: it has no regression."""
+        if value == "ridge" and info.data.get("protocol") == "released":
+            raise ValueError("protocol 'released' is the authors' program; it has classifier 'aligned' (see preset 'paper')")
+        return value

@@ -45,7 +45,7 @@ class Presentation:
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of the paper, as data."""
+    """A table or figure, as data."""
 
     name: str
     title: str
@@ -54,6 +54,7 @@ class Target:
     datasets: tuple[str, ...] = PAPER_DATA
     backbones: Mapping[str, str] = field(default_factory=lambda: {"": ""})  # by title; "" is the scale's own
     measures: tuple[Measure, ...] = ()
+    preset: str = ""  # "" is the scale's own
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,12 @@ from caprompt.learner import ContinualClassifier
 from caprompt.methods.caprompt import CAPrompt, concave_gap
 from caprompt.protocols import is_released, protocol
 
-__all__ = ["by_cycles", "concavity", "first_layer_keys", "given_task", "trained_numbers"]
+__all__ = ["by_cycles", "concavity", "costs", "first_layer_keys", "given_task", "trained_numbers"]
 
 CYCLES = range(1, 7)
 BINS = 40  # of the histogram of margins, from -1 to 1
+#: Buffers that were trained once: earlier tasks' rows, HiDe-Prompt's network that names the task, the sum of InfLoRA's updates.
+FROZEN_SINCE = {"earlier", "identity", "merged"}
 ROUNDING = 1e-5  # of a probability: where one task has all the weight both sides are the same, and rounding decides
 
 
@@ -52,9 +54,23 @@ def trained_numbers(model: ContinualClassifier, images: Samples) -> Mapping[str,
     Class statistics are not trained and do not count; copies that a method only keeps to compare with are left out as well.
     """
     learned = {name: tensor.numel() for name, tensor in model.method.named_parameters() if not name.startswith("vit.")}
-    # Earlier tasks' rows are frozen for good and therefore buffers; so is HiDe-Prompt's network that names the task.
-    kept = {name: tensor.numel() for name, tensor in model.method.named_buffers() if set(name.split(".")) & {"earlier", "identity"}}
+    kept = {name: tensor.numel() for name, tensor in model.method.named_buffers() if set(name.split(".")) & FROZEN_SINCE}
     return {"numbers": sum(learned.values()) + sum(kept.values())}
+
+
+def costs(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
+    """What a model has to keep, and how many passes of the backbone an image takes.
+
+    `bytes_per_class` is all that is kept beside the trained numbers (statistics, sums over features), by the number of classes.
+    """
+    numbers = int(trained_numbers(model, images)["numbers"])
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in model.method.state().values())
+    some = images.select(range(0, len(images), max(1, len(images) // 500)))
+    return {
+        "numbers": numbers,
+        "bytes_per_class": max(0, kept - 4 * numbers) / len(model.classes),
+        "mean_passes": model.evaluate(some).mean_passes,
+    }
 
 
 def prompted(model: ContinualClassifier) -> CAPrompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from caprompt.checkpoint import write_json
@@ -38,7 +39,8 @@ def cells_of(row: Row, dataset: str, backbone: str, target: Target, scale: Scale
     if why == OTHER_SCALE:
         return why
     options = {**row.options, "protocol": "released"} if kind_of(row, protocol) == "released" else row.options
-    cells = [scale.cell(row.method, options, dataset, backbone, seed, target.measures) for seed in range(scale.seeds)]
+    own = replace(scale, preset=target.preset or scale.preset)
+    cells = [own.cell(row.method, options, dataset, backbone, seed, target.measures) for seed in range(scale.seeds)]
     return [cell for cell in cells if is_done(home / cell.name, cell.measures)] or why if why else cells
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from caprompt.errors import UnknownNameError
-from caprompt.reproduce import accuracies, figures, theorem
+from caprompt.reproduce import accuracies, comparison, figures, theorem
 from caprompt.reproduce.evidence import Target
 
 __all__ = ["ALL", "TARGETS", "chosen"]
 
 ALL = "all"
-TARGETS: dict[str, Target] = {target.name: target for target in (*accuracies.TARGETS, *figures.TARGETS, *theorem.TARGETS)}
+FAMILIES = (accuracies, figures, theorem, comparison)
+TARGETS: dict[str, Target] = {target.name: target for family in FAMILIES for target in family.TARGETS}
 
 
 def chosen(names: tuple[str, ...]) -> list[Target]:

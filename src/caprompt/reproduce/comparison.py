@@ -1,0 +1,70 @@
+"""The target `comparison`: every method here under the same budget, with what each of them keeps and costs.
+
+No table of the paper has this; its own compare figures of ten programs with different backbones, splits and metrics.
+"""
+
+from __future__ import annotations
+
+from caprompt.reproduce.accuracies import PROMPT_METHODS
+from caprompt.reproduce.drawing import dots
+from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
+from caprompt.reproduce.measures import costs
+from caprompt.reproduce.sheets import OURS, Column, Entry, Line, Sheet, mean_of
+
+__all__ = ["TARGETS"]
+
+#: From the cheapest to the dearest kind: nothing trained, no protection, prompts, other adaptations, ours, upper bounds.
+ROWS = (
+    Row("nearest class mean", "ncm"),
+    Row("ridge, frozen", "ranpac", options={"adapt_first": False}),
+    Row("linear", "linear"),
+    Row("fine-tuning", "finetune", options={"masked": False}),
+    Row("fine-tuning, masked", "finetune"),
+    Row("prompts in turn, masked", "sequential-prompt", options={"masked": True}),
+    *(row for row in PROMPT_METHODS if row.method != "caprompt"),
+    Row("InfLoRA", "inflora"),
+    Row("EASE", "ease"),
+    Row("SSIAT", "ssiat"),
+    Row("RanPAC", "ranpac"),
+    *(row for row in PROMPT_METHODS if row.method == "caprompt"),
+    Row("joint prompts", "sequential-prompt", options={"joint": True}),
+    Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
+)
+METRICS = {"ACC": "ACC", "pooled": "pooled", "AF": "AF", "average_incremental_accuracy": "incremental"}
+COSTS = {"numbers": ("trained, thousands", 1e3, 1), "bytes_per_class": ("kB a class", 1e3, 1), "mean_passes": ("passes", 1.0, 0)}
+NOTES = (
+    "Same backbone, pictures, class order, epochs and batches for every method (preset 'budget'); joint training sees all classes "
+    "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound",
+    "ACC is the mean over tasks after the last one, pooled the share of all images, incremental the mean of ACC after every task; "
+    "'trained' is what training has set and the model still needs, 'kB a class' all else that it keeps (statistics, sums, earlier "
+    "features), by the number of classes; passes are those of the backbone per image at prediction",
+)
+
+
+def comparison(evidence: Evidence) -> Presentation:
+    """A line for each method, a block for each data set that has been run."""
+    lines: list[Line] = []
+    for dataset in evidence.datasets:
+        done = [evidence.done(row, dataset) for row in evidence.target.rows]
+        place = TITLES.get(dataset, dataset)
+        if isinstance(done[0], str) and done.count(done[0]) == len(done):  # nothing at all: one line says so
+            lines.append(Line((place, "every method"), OURS, "honest", (done[0],) * (len(METRICS) + len(COSTS))))
+            continue
+        for row in evidence.target.rows:
+            figures = [evidence.metric(row, dataset, name) for name in METRICS]
+            kept = [cost(evidence, row, dataset, name) for name in COSTS]
+            lines.append(Line((place, row.label), OURS, evidence.protocol_of(row), (*figures, *kept)))
+    columns = [Column("", heading) for heading in METRICS.values()]
+    columns += [Column("", heading, digits) for heading, _, digits in COSTS.values()]
+    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), tuple(lines), (*NOTES, *evidence.notes()))
+    picture = dots(sheet)
+    return Presentation(sheet, {"": picture} if picture else {})
+
+
+def cost(evidence: Evidence, row: Row, dataset: str, name: str) -> Entry:
+    """One of the costs, in the column's unit."""
+    found, (_, unit, _) = evidence.found(row, dataset, costs), COSTS[name]
+    return found if isinstance(found, str) else mean_of([each[name] / unit for each in found])
+
+
+TARGETS = (Target("comparison", "Every method under the same budget", ROWS, comparison, measures=(costs,), preset="budget"),)
