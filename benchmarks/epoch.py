@@ -40,7 +40,9 @@ def measure(size: int, folder: Path) -> dict[str, Any]:
     """Images per second of an epoch and of the bare step."""
     train = load_dataset("cifar100").train
     tasks = [train.classes[start : start + 10] for start in range(0, 60, 10)]
-    model = ContinualClassifier("caprompt", folder / "random.safetensors", batch_size=size, epochs=2, align_epochs=1)
+    model = ContinualClassifier(
+        "caprompt", folder / "random.safetensors", batch_size=size, epochs=2, classifier="aligned", align_epochs=1
+    )
     for names in tasks[:5]:
         model.learn(few(train.of_classes(names), 2 * size // 10 + 1))
     model.learn(train.of_classes(tasks[5]))

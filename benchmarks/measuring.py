@@ -70,7 +70,7 @@ def caprompt(
         for name, parameter in vit.named_parameters():
             if "norm" not in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=chance) * (0.02 if parameter.dim() == 1 else 0.03))
-    method = CAPrompt(vit.requires_grad_(False).eval(), CAPromptOptions(replay="mean", **options))
+    method = CAPrompt(vit.requires_grad_(False).eval(), CAPromptOptions(classifier="aligned", replay="mean", **options))
     for _ in range(tasks):
         method.begin_task(classes, chance)
         method.prompt.data.add_(torch.randn(method.prompt.shape, generator=chance) * 0.1)

@@ -1,7 +1,7 @@
 """Choosing settings on validation images: one CAPrompt run, then what options that only concern prediction make of it.
 
-    python benchmarks/tuning.py --backbone deit_tiny_patch16_224.safetensors --set first_pass=anchor learning_rate=1e-3
-    python benchmarks/tuning.py ... --sweep anchor_share=0,0.25,0.5,0.75,1 anchor_scale=10,20,40 cycles=1,2,3
+    python benchmarks/tuning.py --backbone deit_tiny_patch16_224.safetensors --set learning_rate=3e-3
+    python benchmarks/tuning.py ... --sweep ridge_scale=10,20,40 cycles=1,2,3
 
 CIFAR-100 in 10 tasks by default; a tenth of the training images is held out and tested on, test images are not read. Prints a line
 for the run and one for each swept value, and appends them to `--log` as JSON lines.

@@ -24,8 +24,6 @@ def test_rows_can_be_run() -> None:
 
 
 def test_unknown_targets_are_refused_with_a_hint() -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"unknown target 'tabel1' \(did you mean 'table1'\?\); there are: all, comp"
-    ):
+    with pytest.raises(UnknownNameError, match=r"unknown target 'tabel1' \(did you mean 'table1'\?\); there are: all, comp"):
         chosen(("table2", "tabel1"))
     assert [target.name for target in chosen(("table2", "table2"))] == ["table2"]
