@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import TINY, tiny_vit
+from torch import Tensor
 
 from caprompt.answering import Answering
 from caprompt.methods import build
-from caprompt.methods.base import Method
+from caprompt.methods.base import Answer, Method
+from caprompt.methods.linear import Linear
 
 
 def method(device: str, **options: object) -> Method:
@@ -31,3 +33,35 @@ def test_answers_are_the_methods_own_for_full_and_short_batches(device: str, cyc
     for name in ("logits", "task_weights", "passes"):
         found = torch.cat([getattr(answer, name) for answer in asked])
         torch.testing.assert_close(found, getattr(direct, name), rtol=1e-4, atol=1e-5)
+
+
+class Rounding(Linear):
+    """A method whose logits a batch rounds otherwise than an image alone, as half precision does."""
+
+    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+        exact = images[:, :1].flatten(1)[:, : self.classes]
+        swap = 0.02 * torch.tensor([1.0, -1.0]).repeat(len(images), self.classes // 2) if len(images) > 1 else 0.0
+        return self.answered(exact + swap, passes=len(images))
+
+
+def rounding(dtype: torch.dtype) -> Rounding:
+    made = Rounding(tiny_vit().to(dtype), Rounding.options_class())
+    made.begin_task(4, torch.Generator())
+    return made
+
+
+def test_in_half_precision_close_decisions_are_made_alone() -> None:
+    made, images = rounding(torch.bfloat16), torch.zeros(6, 3, TINY.image_size, TINY.image_size)
+    images[:, 0, 0, :4] = torch.tensor(
+        [[0.0, 0.03, -9, -9], [2, 0, 0, 0], [0, 0, 0.01, 0], [0, 3, 0, 0], [0, 0, 0, 4], [1, 1.02, 0, 0]]
+    )
+    labels = torch.tensor([1, 0, 2, 1, 3, 1])
+    answers = [Answering(made, 3)(part) for part in images.split(3)]
+    assert torch.equal(torch.cat([answer.logits for answer in answers]).argmax(dim=1), labels)
+    assert torch.cat([answer.passes for answer in answers]).tolist() == [1, 3, 1, 3, 3, 1]  # 1 where it was asked alone
+    assert not torch.equal(made.answer(images).logits.argmax(dim=1), labels)
+
+
+def test_in_full_precision_nothing_is_asked_twice() -> None:
+    made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
+    assert Answering(made, 3)(images).passes.tolist() == [3, 3, 3]
