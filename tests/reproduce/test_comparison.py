@@ -46,7 +46,7 @@ def test_a_line_for_each_in_the_units_of_its_columns(tmp_path: Path) -> None:
     assert isinstance(kept, Figure)
     assert kept.mean == pytest.approx(2.0005)
     others = [line for line in shown.sheet.lines if line.labels[0] != "digits"]
-    assert {line.labels[1] for line in others} == {"every method"}
+    assert {line.labels[1] for line in others} == {"every row"}
     assert shown.pictures
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from caprompt.reproduce.accuracies import PROMPT_METHODS
 from caprompt.reproduce.drawing import dots
-from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
+from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
-from caprompt.reproduce.sheets import OURS, Column, Entry, Line, Sheet, mean_of
+from caprompt.reproduce.sheets import Column, Entry, Sheet, mean_of
 
 __all__ = ["TARGETS"]
 
@@ -43,20 +43,14 @@ NOTES = (
 
 def comparison(evidence: Evidence) -> Presentation:
     """A line for each method, a block for each data set that has been run."""
-    lines: list[Line] = []
-    for dataset in evidence.datasets:
-        done = [evidence.done(row, dataset) for row in evidence.target.rows]
-        place = TITLES.get(dataset, dataset)
-        if isinstance(done[0], str) and done.count(done[0]) == len(done):  # nothing at all: one line says so
-            lines.append(Line((place, "every method"), OURS, "honest", (done[0],) * (len(METRICS) + len(COSTS))))
-            continue
-        for row in evidence.target.rows:
-            figures = [evidence.metric(row, dataset, name) for name in METRICS]
-            kept = [cost(evidence, row, dataset, name) for name in COSTS]
-            lines.append(Line((place, row.label), OURS, evidence.protocol_of(row), (*figures, *kept)))
+
+    def entries(row: Row, dataset: str) -> list[Entry]:
+        return [evidence.metric(row, dataset, name) for name in METRICS] + [cost(evidence, row, dataset, name) for name in COSTS]
+
+    lines = evidence.blocks(len(METRICS) + len(COSTS), entries)
     columns = [Column("", heading) for heading in METRICS.values()]
     columns += [Column("", heading, digits) for heading, _, digits in COSTS.values()]
-    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), tuple(lines), (*NOTES, *evidence.notes()))
+    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), lines, (*NOTES, *evidence.notes()))
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from caprompt.grid import Measure, failure, is_done, measured
 from caprompt.protocols import kind, single
 from caprompt.reproduce.drawing import Picture
 from caprompt.reproduce.scales import Scale
-from caprompt.reproduce.sheets import Entry, Sheet, mean_of
+from caprompt.reproduce.sheets import OURS, Entry, Line, Sheet, mean_of
 
 __all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of"]
 
@@ -113,6 +113,18 @@ class Evidence:
         runs = (self.runs(row, dataset, backbone) for label, dataset, backbone in self.planned if label == row.label)
         protocols = [run.protocol for found in runs if not isinstance(found, str) for run in found]
         return kind(single(protocols)) if protocols else kind_of(row, self.protocol)
+
+    def blocks(self, columns: int, entries: Callable[[Row, str], Iterable[Entry]]) -> tuple[Line, ...]:
+        """A line of ours for each row, a block for each data set; of one where nothing at all was run, a single line says so."""
+        lines: list[Line] = []
+        for dataset in self.datasets:
+            done, place = [self.done(row, dataset) for row in self.target.rows], TITLES.get(dataset, dataset)
+            if isinstance(done[0], str) and done.count(done[0]) == len(done):
+                lines.append(Line((place, "every row"), OURS, "honest", (done[0],) * columns))
+                continue
+            for row in self.target.rows:
+                lines.append(Line((place, row.label), OURS, self.protocol_of(row), tuple(entries(row, dataset))))
+        return tuple(lines)
 
     def named(self, row: Row) -> str:
         """A row's name in a picture, marked where its figures are not honest."""

@@ -9,7 +9,7 @@ from caprompt.reproduce.accuracies import OWN
 from caprompt.reproduce.drawing import histograms
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import concavity
-from caprompt.reproduce.sheets import OURS, Column, Entry, Line, Sheet, mean_of
+from caprompt.reproduce.sheets import Column, Entry, Sheet, mean_of
 
 __all__ = ["TARGETS"]
 
@@ -43,16 +43,7 @@ def theorem(evidence: Evidence) -> Presentation:
         found = evidence.found(row, dataset, concavity)
         return found if isinstance(found, str) else mean_of([each[name] for each in found])
 
-    lines: list[Line] = []
-    for dataset in evidence.datasets:
-        done = [evidence.done(row, dataset) for row in evidence.target.rows]
-        place = TITLES.get(dataset, dataset)
-        if isinstance(done[0], str) and done.count(done[0]) == len(done):  # nothing at all: one line says so
-            lines.append(Line((place, "every row"), OURS, "honest", (done[0],) * len(FIGURES)))
-            continue
-        for row in evidence.target.rows:
-            entries = tuple(entry(row, dataset, name) for name, _, _ in FIGURES)
-            lines.append(Line((place, row.label), OURS, evidence.protocol_of(row), entries))
+    lines = evidence.blocks(len(FIGURES), lambda row, dataset: (entry(row, dataset, name) for name, _, _ in FIGURES))
     panels: dict[str, dict[str, list[int]]] = {}
     for dataset in evidence.datasets:
         for row in evidence.target.rows:
@@ -61,7 +52,7 @@ def theorem(evidence: Evidence) -> Presentation:
                 counts = [sum(column) for column in zip(*(each["margin_histogram"] for each in found), strict=True)]
                 panels.setdefault(TITLES.get(dataset, dataset), {})[row.label] = counts
     columns = tuple(Column("", heading, digits) for _, heading, digits in FIGURES)
-    sheet = Sheet(evidence.target.title, ("data set", "method"), columns, tuple(lines), (*NOTES, *evidence.notes()))
+    sheet = Sheet(evidence.target.title, ("data set", "method"), columns, lines, (*NOTES, *evidence.notes()))
     return Presentation(sheet, {"": histograms(panels, "margin of the mixture over single prompts")} if panels else {})
 
 
