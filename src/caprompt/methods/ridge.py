@@ -76,7 +76,7 @@ class RidgeHead(Head):
         self.weight = torch.cholesky_solve(self.sums.T.double(), torch.linalg.cholesky(system)).T.to(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight)  # (n, M) -> (n, C)
+        return F.linear(hidden, self.weight.to(hidden))  # (n, M) -> (n, C)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """The sums over images are there only if images have been seen, so their size is the saved one."""
@@ -133,8 +133,9 @@ class RandomRidge(Head):
         self.ridge.solve()
 
     def forward(self, features: Tensor) -> Tensor:
-        out: Tensor = self.ridge(self.expanded(features))
-        return out  # (n, D) -> (n, C)
+        """(n, D) -> (n, C), in float64: sums of thousands of terms would let the size of a batch show in the fifth digit."""
+        out: Tensor = self.ridge(F.relu(features.double() @ self.projection.double()))
+        return out.to(features)
 
 
 def held_out_errors(fit: Tensor, fit_targets: Tensor, held: Tensor, held_targets: Tensor) -> Tensor:
