@@ -109,3 +109,14 @@ def test_nothing_is_drawn_from_statistics() -> None:
     method.consolidate([shown([1, 1, 5], seed=9)], torch.Generator().manual_seed(0))
     assert torch.equal(method.head.weight, head)
     assert {name for name, _ in method.statistics.named_buffers()} == {"count", "mean"}
+
+
+def test_with_patches_the_regression_reads_twice_as_much() -> None:
+    method, (images, _) = learned(patches=True), shown([0, 1, 2, 3, 4, 5], seed=7)
+    assert method.ridge is not None
+    stem = method.vit.stem(images)
+    seen = method.vit.class_and_patches(stem, method.prefix(method.for_all(method.earlier[0], stem)))
+    assert seen.shape == (6, 2 * TINY.width)
+    torch.testing.assert_close(method.first_logits(stem), 20 * method.ridge(seen))
+    assert method.statistics.mean.shape == (6, TINY.width)
+    assert not torch.allclose(method.answer(images).logits, learned().answer(images).logits, atol=1e-3)

@@ -27,7 +27,7 @@ from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.methods.prefix import Prefix, prompted_layers, random_prompt
 from caprompt.methods.released import misread
 from caprompt.methods.ridge import RandomRidge
-from caprompt.vit import Stem, ViT
+from caprompt.vit import NOTHING, Stem, ViT
 
 __all__ = ["CAPrompt", "concave_gap", "linear_loss"]
 
@@ -49,7 +49,7 @@ class CAPrompt(Method):
         self.register_buffer("earlier", start.new_empty(0, *start.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
         self.statistics = replay.build(options, width) if aligned else Statistics(width)
-        self.ridge = None if aligned else RandomRidge(width, options.projections)
+        self.ridge = None if aligned else RandomRidge(width * (1 + options.patches), options.projections)
 
     earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
 
@@ -79,8 +79,18 @@ class CAPrompt(Method):
         if self.options.protocol == "released":
             prompts = tuple(misread(rows) for rows in prompts)
         rows = torch.cat(prompts, dim=2) if len(prompts) > 1 else prompts[0]
-        features: Tensor = self.vit(stem.repeated(len(prompts)), Prefix(rows.to(self.vit.dtype), self.layers))
+        features: Tensor = self.vit(stem.repeated(len(prompts)), self.prefix(rows))
         return features
+
+    def prefix(self, rows: Tensor) -> Prefix:
+        """Prompts as the ViT takes them."""
+        return Prefix(rows.to(self.vit.dtype), self.layers)
+
+    def seen_under(self, stem: Stem, rows: Tensor | None) -> Tensor:
+        """What the classifier reads of images under their prompts, or under none: (L, 2, B, n, D) -> (B, D), or (B, 2 D)."""
+        if self.ridge is not None and self.options.patches:
+            return self.vit.class_and_patches(stem, NOTHING if rows is None else self.prefix(rows))
+        return self.vit(stem) if rows is None else self.features_under(stem, rows)
 
     def mix(self, weights: Tensor) -> Tensor:
         """Eq. 2: each image's own mixture, (B, T) weights -> (L, 2, B, n, D)."""
@@ -104,14 +114,13 @@ class CAPrompt(Method):
         A regression only ever adds images up, so what it reads may not change: it takes the first prompt, frozen after its task.
         """
         if self.starts_without_prompt:
-            features: Tensor = self.vit(stem)
-            return features
+            return self.seen_under(stem, None)
         mean = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes)
         prompt = mean if self.ridge is None else self.prompts[0]
-        return self.features_under(stem, self.for_all(prompt, stem))
+        return self.seen_under(stem, self.for_all(prompt, stem))
 
     def read(self, features: Tensor) -> Tensor:
-        """Logits of the features of any pass: (B, D) -> (B, C)."""
+        """Logits of what any pass has seen: (B, D) or (B, 2 D) -> (B, C)."""
         logits: Tensor = self.head(features) if self.ridge is None else self.options.ridge_scale * self.ridge(features)
         return logits
 
@@ -127,7 +136,7 @@ class CAPrompt(Method):
 
     def logits_under(self, stem: Stem, weights: Tensor) -> Tensor:
         """One pass with prompts mixed by these weights: (B, C)."""
-        return self.read(self.features_under(stem, self.mix(weights)))
+        return self.read(self.seen_under(stem, self.mix(weights)))
 
     def next_weights(self, logits: Tensor) -> Tensor:
         """Eq. 9: task probabilities from class logits, (B, C) -> (B, T)."""
@@ -202,7 +211,7 @@ class CAPrompt(Method):
     def mixed_features(self, images: Tensor) -> Tensor:
         """Features as the second pass over images sees them: (B, D)."""
         stem = self.vit.stem(images)
-        return self.features_under(stem, self.mix(self.chosen(self.next_weights(self.first_logits(stem)))))
+        return self.seen_under(stem, self.mix(self.chosen(self.next_weights(self.first_logits(stem)))))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """What the images tell about their classes, merged with what is known of them."""
@@ -215,7 +224,7 @@ class CAPrompt(Method):
             # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
             self.teach_first_pass(batches, seen if len(self.task_sizes) > 1 else torch.ones_like(seen), generator)
             pairs = [(self.mixed_features(images), labels) for images, labels in batches]
-            self.statistics.observe_all(pairs)
+            self.statistics.observe_all((features[:, : self.statistics.width], labels) for features, labels in pairs)
             self.ridge.learn(pairs, generator)
 
     # -- prediction --------------------------------------------------------------------------------------------------------

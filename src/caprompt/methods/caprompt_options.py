@@ -39,6 +39,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         description="'query' has no prompt; else the first task's, or with classifier='aligned' all mixed equally",
     )
     projections: int = Field(5000, ge=1, description="classifier='ridge': random projections; a model's file holds their square")
+    patches: bool = Field(False, description="classifier='ridge': it reads the mean patch beside the class token")
     ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': logits are this times the regression")
 
     at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled", "ridge_scale"}
