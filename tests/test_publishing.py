@@ -58,6 +58,9 @@ def over_seeds(folders: list[Path]) -> set[float]:
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
             walk(json.loads(path.read_text()), path.name)
+    for name in ("numbers", "bytes_per_class"):  # shown in thousands
+        series[f"{name} in thousands"] = [number / 1e3 for number in series.get(f"costs.json/{name}", [])]
+    series = {name: values for name, values in series.items() if values}
     return {fmean(values) for values in series.values()} | {stdev(values) for values in series.values() if len(values) > 1}
 
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from grids import pretended
 
+from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.published import published
+from caprompt.reproduce.scales import scale
 from caprompt.reproduce.sheets import Figure
 
 HEADINGS = [
@@ -75,3 +79,18 @@ def test_the_leaking_protocol_is_marked_in_its_line(tmp_path: Path) -> None:
     lines = evidence.target.present(evidence).sheet.lines
     assert lines[-2].protocol == "released"
     assert {line.protocol for line in (*lines[1:-2:2], lines[-1])} == {"honest"}
+
+
+def test_ideas_are_added_one_by_one(tmp_path: Path) -> None:
+    """Each row differs from the one before in few options, and from our recommendation only by what is still to come."""
+    evidence = pretended("ablation", tmp_path)
+    lines = evidence.target.present(evidence).sheet.lines
+    assert {line.source for line in lines} == {"ours"}
+    assert len({line.entries[0] for line in lines}) == len(lines) == 6
+    options = [plan_options(row) for row in evidence.target.rows]
+    changes = [{name for name in now if now[name] != before[name]} for before, now in itertools.pairwise(options)]
+    assert changes == [{"init", "head_rate"}, {"classifier", "cycles"}, {"cycles"}, {"learning_rate"}, {"patches"}]
+
+
+def plan_options(row: Row) -> Mapping[str, object]:
+    return scale("small").cell(row.method, row.options, "cifar100", "", 0, ()).config.options

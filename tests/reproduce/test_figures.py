@@ -11,7 +11,7 @@ from caprompt.reproduce.figures import laid_out, straightness
 from caprompt.reproduce.sheets import Figure, mean_of
 
 COLUMNS = {"fig-curve": 3, "fig-cycles": 6, "fig-tsne": 1, "fig-params": 3, "fig-hyper": 2}
-ROWS = {"fig-curve": 8, "fig-cycles": 1, "fig-tsne": 2, "fig-params": 8, "fig-hyper": 10}
+ROWS = {"fig-curve": 9, "fig-cycles": 2, "fig-tsne": 2, "fig-params": 9, "fig-hyper": 10}
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -49,7 +49,7 @@ def test_leaking_figures_are_marked_in_pictures(name: str, tmp_path: Path) -> No
 def test_parameters_are_told_in_those_of_caprompt(tmp_path: Path) -> None:
     evidence = pretended("fig-params", tmp_path)
     lines = evidence.target.present(evidence).sheet.lines
-    assert [line.entries[1].mean for line in lines if isinstance(line.entries[1], Figure)] == [2.5] * 7 + [1.0]
+    assert [line.entries[1].mean for line in lines if isinstance(line.entries[1], Figure)] == [2.5] * 7 + [1.0] * 2
 
 
 def test_rows_in_the_plane_and_on_a_line() -> None:

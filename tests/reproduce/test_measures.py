@@ -17,7 +17,7 @@ TASKS = (["red", "green"], ["blue"], ["yellow", "cyan"])
 
 @pytest.fixture(scope="module")
 def model(backbone) -> ContinualClassifier:  # type: ignore[no-untyped-def]
-    learned = ContinualClassifier(backbone=backbone, **QUICK)
+    learned = ContinualClassifier(backbone=backbone, classifier="aligned", **QUICK)
     for colours in TASKS:
         learned.learn(squares(colours))
     return learned

@@ -6,7 +6,7 @@ from caprompt.errors import UnknownNameError
 from caprompt.methods import find
 from caprompt.reproduce.targets import TARGETS, chosen
 
-NAMES = ["table1", "table2", "table3", "table-taskid", "table-backbones"]
+NAMES = ["table1", "table2", "table3", "ablation", "table-taskid", "table-backbones"]
 NAMES += ["fig-curve", "fig-cycles", "fig-tsne", "fig-params", "fig-hyper", "theorem", "comparison"]
 
 
@@ -24,6 +24,6 @@ def test_rows_can_be_run() -> None:
 
 
 def test_unknown_targets_are_refused_with_a_hint() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown target 'tabel1' \(did you mean 'table1'\?\); there are: all, comp"):
+    with pytest.raises(UnknownNameError, match=r"unknown target 'tabel1' \(did you mean 'table1'\?\); there are: ablation, all"):
         chosen(("table2", "tabel1"))
     assert [target.name for target in chosen(("table2", "table2"))] == ["table2"]

@@ -27,6 +27,15 @@ PROMPT_METHODS = (
     OWN,
 )
 LINEAR = (Row.paper("CAPrompt without L_l", beta=0.0), Row.paper("CAPrompt"))  # the constraint that lays prompts on a line
+RECIPE = {"init": "uniform", "head_rate": 0.1, "learning_rate": 3e-3}  # the paper's, within the effort that all methods have
+IDEAS = (
+    Row.paper("the paper's recipe", **RECIPE),
+    Row.paper("+ small first prompts, head at full rate", learning_rate=3e-3),
+    Row("+ regression, first pass alone", options={"classifier": "ridge", "learning_rate": 3e-3, "cycles": 1}),
+    Row("+ aggregation", options={"classifier": "ridge", "learning_rate": 3e-3}),
+    OWN,  # at a higher rate
+    Row("+ mean patch", options={"classifier": "ridge", "patches": True}),
+)
 BACKBONES = {"own": "", "iBOT-1k": "vit_base_patch16_224.ibot", "DINO-1k": "vit_base_patch16_224.dino"}
 
 
@@ -101,6 +110,13 @@ TARGETS = (
         ),
         accuracies,
         datasets=("imagenet-r",),
+    ),
+    Target(
+        "ablation",
+        "What each idea adds to the paper's recipe, in turn: ACC and AF in percent",
+        IDEAS,
+        accuracies,
+        preset="budget",
     ),
     Target(
         "table-taskid",
