@@ -74,3 +74,10 @@ def test_nothing_run_is_no_picture(tmp_path: Path) -> None:
         shown = evidence.target.present(evidence)
         assert not shown.pictures
         assert shown.sheet.lines[0].entries[0] == "not run"
+
+
+def test_cycles_as_needed_are_told_in_a_note(tmp_path: Path) -> None:
+    evidence = pretended("fig-cycles", tmp_path)
+    notes = [note for note in evidence.target.present(evidence).sheet.notes if "as each image needs" in note]
+    sentence = "on digits, as many cycles as each image needs: ACC 55.00 ± 0.00 with 3.00 ± 0.71 passes an image"
+    assert notes == [f"{row.label} {sentence}" for row in evidence.target.rows]

@@ -34,6 +34,9 @@ def test_accuracies_are_those_of_evaluate(model: ContinualClassifier, images: Sa
     assert given_task(model, images)["protocol"].startswith("oracle")
     cycles = by_cycles(model, images)["ACC"]
     assert list(cycles) == ["1", "2", "3", "4", "5", "6"]
+    auto = by_cycles(model, images)["auto"]
+    assert auto == {"ACC": model.evaluate(images, cycles="auto").average_accuracy, "passes": pytest.approx(auto["passes"])}
+    assert 1 <= auto["passes"] <= model.method.options.max_cycles  # type: ignore[attr-defined]
     assert cycles["3"] == model.evaluate(images, cycles=3).average_accuracy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from caprompt.metrics import incremental_accuracies
 from caprompt.reproduce.accuracies import LINEAR, OWN, PROMPT_METHODS
@@ -65,7 +66,19 @@ def cycles(evidence: Evidence) -> Presentation:
         return [(int(number), mean_of([each["ACC"][number] for each in found])) for number in found[0]["ACC"]]
 
     found = {(row.label, d): series(row, d) for row in evidence.target.rows for d in evidence.datasets}
-    return drawn_and_told(evidence, found, "cycles", "cycles")
+    drawn = drawn_and_told(evidence, found, "cycles", "cycles")
+    return replace(drawn, sheet=replace(drawn.sheet, notes=(*drawn.sheet.notes, *as_needed(evidence))))
+
+
+def as_needed(evidence: Evidence) -> Iterator[str]:
+    """What comes of `cycles="auto"`, a sentence for each row and data set that has been run."""
+    for dataset in evidence.datasets:
+        for row in evidence.target.rows:
+            found = evidence.found(row, dataset, by_cycles)
+            if not isinstance(found, str):
+                accuracy, passes = (mean_of([each["auto"][key] for each in found]) for key in ("ACC", "passes"))
+                told = f"ACC {accuracy.text(2)} with {passes.text(2)} passes an image"
+                yield f"{evidence.named(row)} on {titled(dataset)}, as many cycles as each image needs: {told}"
 
 
 def drawn_and_told(evidence: Evidence, found: dict[tuple[str, str], Series | str], what: str, axis: str) -> Presentation:

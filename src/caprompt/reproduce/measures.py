@@ -34,12 +34,14 @@ def given_task(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]
 
 
 def by_cycles(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
-    """ACC with one pass, two, and more."""
+    """ACC with one pass, two, and more; and with as many as each image needs, with the mean number of these."""
     found = {str(cycles): model.evaluate(images, cycles=cycles) for cycles in CYCLES}
+    auto = model.evaluate(images, cycles="auto")
     return {
         "protocol": protocol(model.method.options),
         "ACC": {cycles: each.average_accuracy for cycles, each in found.items()},
         "task_identification": {cycles: each.task_identification for cycles, each in found.items()},
+        "auto": {"ACC": auto.average_accuracy, "passes": auto.mean_passes},
     }
 
 
