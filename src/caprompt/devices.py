@@ -6,9 +6,10 @@ import torch
 
 from caprompt.errors import OptionError
 
-__all__ = ["find_device", "find_precision"]
+__all__ = ["FP8", "find_device", "find_precision"]
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FP8 = "fp8"  # the products of the blocks in 8 bits, all else in bfloat16: `fp8.py`
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
 
 
 def find_device(name: str) -> torch.device:
@@ -31,4 +32,6 @@ def find_precision(name: str, device: torch.device) -> torch.dtype:
     """
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name == FP8 and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)):
+        raise OptionError(f"precision '{FP8}' needs a GPU that multiplies 8-bit floats (compute capability 8.9 or more); take bf16")
     return PRECISIONS[name]

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caprompt import checkpoint, methods, optimizing, options, protocols, training
+from caprompt import checkpoint, fp8, methods, optimizing, options, protocols, training
 from caprompt.answering import KnownWays, batch_for
 from caprompt.answers import Evaluation, Prediction, evaluation, predictions
 from caprompt.data.images import Picture
 from caprompt.data.sources import Samples, Source, read, verified
-from caprompt.devices import find_device, find_precision
+from caprompt.devices import FP8, find_device, find_precision
 from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
 from caprompt.feeding import Feeder, Repeatable
@@ -273,10 +273,9 @@ class ContinualClassifier:
         self.vit.recompute = self.method.options.recompute
         if self.method.options.compile:
             self.vit.compile_blocks()
-        wanted = find_precision(self.method.options.precision, self.device)
-        if wanted != self.vit.dtype:
+        precision = self.method.options.precision
+        if fp8.hold(self.vit, find_precision(precision, self.device), precision == FP8, self.backbone.weights):
             self._asked.clear()
-            self.vit.to(wanted).load_weights(self.backbone.weights)
 
     def require_classes(self) -> None:
         """A model that knows nothing cannot answer."""

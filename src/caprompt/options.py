@@ -52,7 +52,7 @@ class Options(BaseModel):
         "backbone", description="mean and deviation for pictures: the backbone's own, none, or those of CIFAR-100 or ImageNet"
     )
 
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         "auto", description="numbers that the frozen backbone computes in; auto is bf16 on a GPU, else fp32; what learns is fp32"
     )
 

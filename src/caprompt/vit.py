@@ -146,7 +146,12 @@ class Mlp(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """Behind the first map and the GELU: (B, N, D) -> (B, N, M)."""
-        if x.is_cuda and x.dtype != torch.float32 and not (torch.is_grad_enabled() or self.quick):
+        if (
+            x.is_cuda
+            and x.dtype != torch.float32
+            and not (torch.is_grad_enabled() or self.quick)
+            and isinstance(self.fc1, nn.Linear)
+        ):
             fused: Tensor = linear_gelu(x, self.fc1.weight, self.fc1.bias)
             return fused
         before: Tensor = self.fc1(x)

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from caprompt.fp8 import release_from_fp8
 from caprompt.methods.base import register
 from caprompt.methods.direct import Plain, PlainOptions
 from caprompt.vit import ViT
@@ -41,7 +42,7 @@ class FineTune(Plain):
 
     def __init__(self, vit: ViT, options: FineTuneOptions) -> None:
         super().__init__(vit, options)
-        self.tuned = copy.deepcopy(vit).float().requires_grad_(True)
+        self.tuned = release_from_fp8(copy.deepcopy(vit)).float().requires_grad_(True)
 
     def features(self, images: Tensor) -> Tensor:
         """Features of the trained copy: (B, D)."""
