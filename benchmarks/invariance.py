@@ -3,6 +3,7 @@
     python benchmarks/invariance.py MODEL --dataset cifar100       # prints a table, writes benchmarks/results/invariance.json
 
 Every image is asked alone in float32 first. Rows: each precision and batch size against that, and against the same precision alone.
+`close` are the decisions that in half precision are made alone even in a batch (`answering.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from measuring import RESULTS, save
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.answering import Answering
+from caprompt.answering import CLOSE, Answering
 from caprompt.data import Samples, load_dataset
 from caprompt.feeding import Feeder
 
@@ -38,17 +39,25 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for precision in args.precisions:
         alone = probabilities(model, samples, 1, precision)
+        best = alone.topk(2, dim=1).values
+        close = 100 * float((best[:, 0] - best[:, 1] < CLOSE).float().mean())
         for size in args.batches:
             found = probabilities(model, samples, size, precision)
             rows.append(
-                {"precision": precision, "batch": size, **differences(found, alone, "alone"), **differences(found, exact, "fp32")}
+                {
+                    "precision": precision,
+                    "batch": size,
+                    "close_percent": close,
+                    **differences(found, alone, "alone"),
+                    **differences(found, exact, "fp32"),
+                }
             )
     print(f"{len(samples)} images")
-    print("| precision | batch | labels unlike alone | largest difference | labels unlike fp32 | largest difference |")
-    print("|---|--:|--:|--:|--:|--:|")
+    print("| precision | batch | close, % | labels unlike alone | largest difference | labels unlike fp32 | largest difference |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         cells = [f"{row[f'{what}_{against}']:.3g}" for against in ("alone", "fp32") for what in ("labels", "difference")]
-        print(f"| {row['precision']} | {row['batch']} | {' | '.join(cells)} |")
+        print(f"| {row['precision']} | {row['batch']} | {row['close_percent']:.2f} | {' | '.join(cells)} |")
     save("invariance", {"images": len(samples), "rows": rows}, args.out)
 
 

@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from caprompt.experiment import environment
+from caprompt.fp8 import hold_in_fp8
 from caprompt.methods.caprompt import CAPrompt, concave_gap, linear_loss
 from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.methods.prefix import Prefix
@@ -78,6 +80,25 @@ def caprompt(
     method.to(device)
     method.vit.to(dtype)
     return method
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to compute the same."""
+
+    dtype: torch.dtype
+    compiled: bool = False
+    recorded: bool = True
+    in_fp8: bool = False
+
+    def applied(self, tasks: int) -> CAPrompt:
+        """CAPrompt on a GPU, computing so."""
+        method = caprompt(torch.device("cuda"), self.dtype, tasks)
+        if self.in_fp8:
+            hold_in_fp8(method.vit)
+        if self.compiled:
+            method.vit.compile_blocks()
+        return method
 
 
 def batch(method: CAPrompt, size: int) -> tuple[Tensor, Tensor]:

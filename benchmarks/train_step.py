@@ -2,8 +2,8 @@
 
     python benchmarks/train_step.py                  # prints a table, writes benchmarks/results/train_step.json
 
-Rows: the plain yardstick (float32, four separate passes), the package's step in float32 and bfloat16, recorded, compiled. Shares
-are of the matrix ceiling measured in the same run; a step of a later task is about six forward passes of 35 GFLOP an image.
+Rows: the plain yardstick (float32, four separate passes), the package's step in float32, bfloat16 and float8, recorded, compiled.
+Shares are of the matrix ceiling measured in the same run; a step of a later task is about six forward passes of 35 GFLOP an image.
 Losses and gradients are compared with the same step in float64 on the same weights and images.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, batch, caprompt, ceilings, median_seconds, plain_losses, save
+from measuring import RESULTS, Variant, batch, caprompt, ceilings, median_seconds, plain_losses, save
 from torch import Tensor
 
 from caprompt.methods.caprompt import CAPrompt
@@ -24,11 +24,12 @@ from caprompt.stepping import Step
 
 GFLOP = 211  # a step of a task after the first, per image
 TASKS = 6
-VARIANTS = {  # name: dtype of the backbone, compiled, recorded
-    "package, fp32": (torch.float32, False, True),
-    "package, bf16, not recorded": (torch.bfloat16, False, False),
-    "package, bf16": (torch.bfloat16, False, True),
-    "package, bf16, compiled": (torch.bfloat16, True, True),
+VARIANTS = {
+    "package, fp32": Variant(torch.float32),
+    "package, bf16, not recorded": Variant(torch.bfloat16, recorded=False),
+    "package, bf16": Variant(torch.bfloat16),
+    "package, bf16, compiled": Variant(torch.bfloat16, compiled=True),
+    "package, fp8, compiled": Variant(torch.bfloat16, compiled=True, in_fp8=True),
 }
 
 
@@ -66,14 +67,12 @@ def errors(method: CAPrompt, size: int = 8) -> dict[str, float]:
 
 def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     """One row: speed, memory, share of the ceiling, error."""
-    dtype, compiled, replay = VARIANTS.get(name, (torch.float32, False, False))
-    method = caprompt(torch.device("cuda"), dtype, TASKS)
-    if compiled:
-        method.vit.compile_blocks()
+    variant = VARIANTS.get(name, Variant(torch.float32, recorded=False))
+    method = variant.applied(TASKS)
     accuracy = errors(method) if name in VARIANTS and size == min(args.batches) else {}
     kind = PlainStep if name == "plain fp32" else Step
     step = kind(method, for_training(method))
-    call = Recorded(step) if replay else step
+    call = Recorded(step) if variant.recorded else step
     images, labels = batch(method, size)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

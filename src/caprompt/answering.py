@@ -18,7 +18,7 @@ from caprompt.methods.base import Answer, Method
 from caprompt.protocols import is_released
 from caprompt.recording import recorded
 
-__all__ = ["Answering", "KnownWays", "batch_for"]
+__all__ = ["CLOSE", "Answering", "KnownWays", "batch_for"]
 
 BATCH = {"cpu": 64, "cuda": 256}  # images answered at once where nobody says
 CLOSE = 0.05  # two likeliest classes whose probabilities differ by less may be swapped by the rounding of half precision
