@@ -15,6 +15,7 @@ import pytest
 from grids import pretend
 from helpers import QUICK, write_backbone, write_squares
 
+from caprompt import grid
 from caprompt.data import Samples
 from caprompt.errors import ModelFolderError, OptionError
 from caprompt.events import CallBegan, Event
@@ -61,7 +62,7 @@ def test_the_name_follows_from_everything_that_says_what_a_run_is(config: RunCon
 
 def test_what_is_left_to_defaults_is_the_same_cell_as_what_is_said() -> None:
     silent = resolved(RunConfig(dataset="digits"))
-    said = resolved(RunConfig(dataset="digits", tasks=5, options={"alpha": 5.0, "epochs": 3}))
+    said = resolved(RunConfig(dataset="digits", tasks=5, options={"alpha": 5.0, "epochs": 2}))
     assert silent == said
     assert silent.options["flip"] == 0.0
     assert Cell(silent).name == Cell(said).name
@@ -233,3 +234,17 @@ def is_gone(group: int, patience: float = 20.0) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_ctrl_c_waits_while_a_child_is_started() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with grid._undisturbed():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("started")
+        steps.append("never")
+    assert steps == ["started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with grid._undisturbed():
+        steps.append("undisturbed")
+    assert steps[-1] == "undisturbed"

@@ -59,8 +59,8 @@ def test_one_class_at_a_time_and_one_image_per_class(backbone: Path) -> None:
 
 
 def test_further_images_merge_into_statistics_and_leave_prompts_alone(backbone: Path) -> None:
-    """What the docs promise for CAPrompt: old prompts stay, the class's statistics take the images in, the head is aligned."""
-    model = fresh(backbone)
+    """What the docs promise for the paper's head: old prompts stay, the class's statistics take the images in, it is aligned."""
+    model = fresh(backbone, classifier="aligned")
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
     prompts = [prompt.detach().clone() for prompt in model.method.prompts]  # type: ignore[union-attr]

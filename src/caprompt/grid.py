@@ -19,8 +19,8 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache, partial
@@ -195,7 +195,8 @@ def _side_by_side(cells: Sequence[Cell], home: Path, device: str, jobs: int, wat
             while waiting and len(running) < jobs:
                 cell = waiting.popleft()
                 started = spawn.Process(target=_alone, args=(cell, home, device, threads), daemon=True)
-                started.start()
+                with _undisturbed():
+                    started.start()
                 running[started.sentinel] = (cell, started)
                 watch.began(cell)
             for sentinel in connection.wait(list(running)):
@@ -208,6 +209,24 @@ def _side_by_side(cells: Sequence[Cell], home: Path, device: str, jobs: int, wat
         for _, process in running.values():  # only after Ctrl-C; a run can be ended at any moment
             process.terminate()
             process.join()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits while a child is started, so that neither side is caught half-way; in the child until that ignores it."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    asked: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _alone(cell: Cell, home: Path, device: str, threads: int) -> None:
