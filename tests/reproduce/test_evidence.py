@@ -10,6 +10,7 @@ from grids import pretended
 from caprompt.errors import InputError
 from caprompt.reproduce.evidence import Evidence
 from caprompt.reproduce.measures import given_task
+from caprompt.reproduce.outputs import section
 from caprompt.reproduce.sheets import Figure, mean_of
 from caprompt.reproduce.targets import TARGETS
 
@@ -61,3 +62,16 @@ def test_figures_of_different_protocols_are_never_averaged(evidence: Evidence) -
         evidence.metric(ROW, "digits", "ACC")
     with pytest.raises(InputError, match="different protocols"):
         evidence.protocol_of(ROW)
+
+
+def test_where_cells_were_run_is_told_once(tmp_path: Path) -> None:
+    evidence = pretended("table3", tmp_path)
+    assert evidence.machines() == ()  # what only seems to have been run has no machine
+    for number, folder in enumerate(sorted(path for path in tmp_path.iterdir() if path.is_dir())):
+        plan = json.loads((folder / "run.json").read_text())
+        plan["environment"] = {"device": f"gpu {number % 2}", "torch": "2", "python": "3", "caprompt": "1"}
+        (folder / "run.json").write_text(json.dumps(plan))
+    told = [f"gpu {number}, torch 2, Python 3, caprompt 1" for number in (0, 1)]
+    assert sorted(evidence.machines()) == told
+    shown = section(evidence, evidence.target.present(evidence), "")
+    assert all(f"- Run on {where}.\n" in shown for where in told)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caprompt.experiment import Results
+from caprompt.experiment import Results, read_plan
 from caprompt.grid import Measure, failure, is_done, measured
 from caprompt.protocols import kind, single
 from caprompt.reproduce.drawing import Picture
 from caprompt.reproduce.scales import Scale
 from caprompt.reproduce.sheets import OURS, Entry, Line, Sheet, mean_of
 
-__all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of"]
+__all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of", "machine"]
 
 Place = tuple[str, str, str]  # row, data set, backbone ("" for the scale's own)
 PAPER_DATA = ("cifar100", "imagenet-r", "cub200")
@@ -131,6 +131,14 @@ class Evidence:
         rules = self.protocol_of(row)
         return row.label if rules == "honest" else f"{row.label} ({rules.upper()}: not honest)"
 
+    def machines(self) -> tuple[str, ...]:
+        """Where the cells were run, and with which versions."""
+        names = {
+            name for planned in self.planned.values() if not isinstance(planned, str) for name in planned if self.is_done(name)
+        }
+        found = (read_plan(self.home / name)["environment"] for name in sorted(names))
+        return tuple(dict.fromkeys(machine(environment) for environment in found if environment))
+
     def notes(self) -> tuple[str, ...]:
         """What was not run, said plainly: by data set and backbone, and each failure with its reason."""
         absent: dict[str, set[str]] = {}
@@ -145,6 +153,11 @@ class Evidence:
         waiting = dict.fromkeys(name for names in planned for name in names if not self.is_done(name))
         reasons = {name: failure(self.home / name) for name in waiting}
         return (*notes, *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Where a run was made, from its `environment`."""
+    return "{device}, torch {torch}, Python {python}, caprompt {caprompt}".format(**environment)
 
 
 def kind_of(row: Row, protocol: str) -> str:

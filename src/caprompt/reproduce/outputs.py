@@ -44,6 +44,6 @@ def section(evidence: Evidence, shown: Presentation, pictures_in: str, level: in
         f"Scale {scale.name}: {scale.summary}. Backbone {backbone} where the table names no other, preset {scale.preset}, "
         f"{scale.seeds} seeds, mean ± standard deviation. `{command(evidence)}`",
         "",
-        *(f"- {note}." for note in sheet.notes),
+        *(f"- {note}." for note in (*sheet.notes, *(f"Run on {where}" for where in evidence.machines()))),
     ]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from typing import Any
 
 from caprompt.errors import ModelFolderError
 from caprompt.protocols import kind, single
-from caprompt.reproduce.evidence import Evidence
+from caprompt.reproduce.evidence import Evidence, machine
 from caprompt.reproduce.outputs import section
 from caprompt.reproduce.planning import read_record
 from caprompt.reproduce.scales import scales
@@ -126,9 +126,8 @@ def measured_how(runs: Runs) -> str:
     """Backbone, machine, versions, dates and command; a line for each combination there is."""
     lines = []
     for run in runs:
-        machine, backbone = run["environment"], run["backbone"]
-        what = f"backbone {backbone['name']} (SHA-256 {backbone['sha256'][:12]}), {machine['device']}, torch {machine['torch']}"
-        lines.append(f"- {what}, Python {machine['python']}, caprompt {machine['caprompt']}, {run['date']}")
+        backbone, where = run["backbone"], machine(run["environment"])
+        lines.append(f"- backbone {backbone['name']} (SHA-256 {backbone['sha256'][:12]}), {where}, {run['date']}")
     command = "python benchmarks/cifar100.py --backbone deit_tiny_patch16_224.safetensors"
     note = "In percent; a class order is natural or the seed that shuffles it, and the seed of everything else as well."
     return "\n".join(["Measured with:", "", *dict.fromkeys(lines), "", note, "", f"```\n{command}\n```"])
