@@ -76,7 +76,7 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class Consolidating:
-    """Training is over; class statistics are gathered and the head is aligned."""
+    """Training is over; what the images tell about their classes is gathered, and whoever answers is brought up to it."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@
     model.save("pets")
     model = ContinualClassifier.load("pets")    # months later, in another process: learn on
 
-Further images of known classes may come in any call. Methods with replay (CAPrompt) keep every old prompt as it is, merge the
-images into the class's statistics, and align the whole head anew; methods without train on them like on any others.
+Further images of known classes may come in any call. CAPrompt keeps every old prompt as it is and merges the images into what it
+has summed up of their classes; methods that keep nothing of classes train on them like on any others.
 """
 
 from __future__ import annotations
