@@ -4,9 +4,10 @@ Every task has prefix prompts phi_i for a frozen ViT. An image's prompt is not c
 
     phi(x) = sum_i p_i(x) phi_i                                                            (Eq. 2)
 
-with p_i(x) the probability that x belongs to a class of task i. The first pass uses equal weights (ours by default: the first task's
-prompt, `first_features`); each pass gives the class probabilities, hence the weights, of the next (Eq. 9, Algorithm 1). Two constraints keep the mixture at least as good as a single
-task's prompt: the prediction should be concave along the mixture (Eq. 6-7), and the prompts should lie on a line (Eq. 8).
+with p_i(x) the probability that x belongs to a class of task i. The first pass uses equal weights (ours by default: the first
+task's prompt, `first_features`); each pass gives the class probabilities, hence the weights, of the next (Eq. 9, Algorithm 1).
+Two constraints keep the mixture at least as good as a single task's prompt: the prediction should be concave along the mixture
+(Eq. 6-7), and the prompts should lie on a line (Eq. 8).
 
 Where the paper is silent or the authors' program differs, docs/decisions.md says what is done here and why. Above all:
 prefixes are built per image, so that an image's answer never depends on its batch (`released.py` has the one exception).
@@ -115,10 +116,7 @@ class CAPrompt(Method):
         """
         if self.starts_without_prompt:
             return self.seen_under(stem, None)
-        if self.ridge is None:
-            prompt = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes)
-        else:
-            prompt = self.prompts[0]
+        prompt = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes) if self.ridge is None else self.prompts[0]
         return self.seen_under(stem, self.for_all(prompt, stem))
 
     def read(self, features: Tensor) -> Tensor:
