@@ -42,7 +42,7 @@ def test_a_line_for_each_in_the_units_of_its_columns(tmp_path: Path) -> None:
     assert [line.labels[1] for line in digits] == [row.label for row in ROWS]
     assert shown.sheet.headings[4:] == ["ACC", "pooled", "AF", "incremental", "trained, thousands", "kB a class", "passes"]
     trained, kept, passes = digits[0].entries[4:]
-    assert (trained, passes) == (Figure(1.5, 0.0, 2), Figure(2.0, 0.0, 2))
+    assert (trained, passes) == (Figure(2.5, 0.0, 2), Figure(2.0, 0.0, 2))
     assert isinstance(kept, Figure)
     assert kept.mean == pytest.approx(2.0005)
     others = [line for line in shown.sheet.lines if line.labels[0] != "digits"]

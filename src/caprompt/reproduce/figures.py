@@ -9,7 +9,7 @@ from caprompt.metrics import incremental_accuracies
 from caprompt.reproduce.accuracies import LINEAR, OWN, PROMPT_METHODS
 from caprompt.reproduce.drawing import Picture, Series, lines, scatter
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
-from caprompt.reproduce.measures import by_cycles, first_layer_keys, trained_numbers
+from caprompt.reproduce.measures import by_cycles, costs, first_layer_keys
 from caprompt.reproduce.sheets import OURS, Column, Entry, Figure, Line, Sheet, mean_of
 
 __all__ = ["TARGETS", "laid_out"]
@@ -110,7 +110,7 @@ def parameters(evidence: Evidence) -> Presentation:
     ours = next(row for row in evidence.target.rows if row.label == "CAPrompt")
 
     def numbers(row: Row, dataset: str) -> Entry:
-        found = evidence.found(row, dataset, trained_numbers)
+        found = evidence.found(row, dataset, costs)
         return found if isinstance(found, str) else mean_of([each["numbers"] for each in found])
 
     def relative(row: Row, dataset: str) -> Entry:
@@ -242,7 +242,7 @@ TARGETS = (
         PROMPT_METHODS,
         parameters,
         datasets=("imagenet-r",),
-        measures=(trained_numbers,),
+        measures=(costs,),
     ),
     Target(
         "fig-hyper",

@@ -1,6 +1,7 @@
 """What is measured on a trained model and its test images, beyond the accuracies of its run.
 
-Each function here is a `Measure` of `grid.py`: what it returns is kept as JSON in the cell's folder, under the function's name.
+Each function of a model and images is a `Measure` of `grid.py`: what it returns is kept as JSON in the cell's folder, under the
+function's name.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def first_layer_keys(model: ContinualClassifier, images: Samples) -> Mapping[str
     return {"rows": [prompt[0, 0].tolist() for prompt in prompted(model).prompts]}
 
 
-def trained_numbers(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
+def trained_numbers(model: ContinualClassifier) -> int:
     """How many numbers training has set that the model still needs: prompts of all tasks, head, keys, generators.
 
     Class statistics are not trained and do not count; copies that a method only keeps to compare with are left out as well.
     """
     learned = {name: tensor.numel() for name, tensor in model.method.named_parameters() if not name.startswith("vit.")}
     kept = {name: tensor.numel() for name, tensor in model.method.named_buffers() if set(name.split(".")) & FROZEN_SINCE}
-    return {"numbers": sum(learned.values()) + sum(kept.values())}
+    return sum(learned.values()) + sum(kept.values())
 
 
 def costs(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
@@ -65,7 +66,7 @@ def costs(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
 
     `bytes_per_class` is all that is kept beside the trained numbers (statistics, sums over features), by the number of classes.
     """
-    numbers = int(trained_numbers(model, images)["numbers"])
+    numbers = trained_numbers(model)
     kept = sum(tensor.numel() * tensor.element_size() for tensor in model.method.state().values())
     some = images.select(range(0, len(images), max(1, len(images) // 500)))
     return {
