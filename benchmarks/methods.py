@@ -1,6 +1,8 @@
 """What every method costs in time: training and prediction, one method after another on an otherwise idle device.
 
-    python benchmarks/methods.py --backbone deit_tiny_patch16_224.safetensors     # writes benchmarks/results/methods.json
+    python benchmarks/methods.py --backbone deit_tiny_patch16_224.safetensors     # writes docs/reproduced/cells/speeds.json
+
+The comparison of all methods, which is made of cells beside that file, shows these figures.
 
 Random pictures of 32 pixels. Nine tasks of ten classes with a few images each come first, so that everything is as large as late in
 a run of CIFAR-100; then ten classes with `--images` each are learned for three epochs with the preset `budget`, of which the last
@@ -12,15 +14,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import save
+from measuring import RESULTS, save
 
 from caprompt import ContinualClassifier
 from caprompt.data import Samples, read
-from caprompt.methods import registered
+from caprompt.reproduce.comparison import ROWS, SPEED_FILE
+from caprompt.reproduce.evidence import Row
 from caprompt.running import preset_settings, run_config
 
 EPOCHS = 3
@@ -33,11 +37,11 @@ def pictures(task: int, each: int) -> Samples:
     return read((images, [f"class {10 * task + number % 10}" for number in range(10 * each)]))
 
 
-def measured(method: str, variant: dict[str, Any]) -> dict[str, Any]:
+def measured(row: Row) -> dict[str, Any]:
     """Learn, time the last epoch and the rest of the last task, predict twice and time the second time."""
-    given = {"method": method, "backbone": args.backbone, "epochs": EPOCHS, **variant}
+    given = {"method": row.method, "backbone": args.backbone, **row.options, "epochs": EPOCHS}
     options = run_config({**preset_settings("budget", given), **given}).options
-    model = ContinualClassifier(method, args.backbone, **options)
+    model = ContinualClassifier(row.method, args.backbone, **options)
     for task in range(args.tasks - 1):
         model.learn(pictures(task, 4))
     last = pictures(args.tasks, args.images)
@@ -62,25 +66,24 @@ def main() -> None:
     """Measure, print, write."""
     rows: dict[str, dict[str, Any]] = {}
     print("| method | training images/s | rest of a task, s | prediction images/s | passes |\n|---|--:|--:|--:|--:|")
-    for label, (method, variant) in {
-        **{name: (name, {}) for name in registered()},
-        "caprompt, aligned": ("caprompt", ALIGNED),
-    }.items():
+    for row in ROWS:
+        if row.options.get("joint"):  # not a way to learn task by task
+            continue
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        found = rows[label] = measured(method, variant)
+        found = rows[row.label] = measured(row)
         trained = f"{found['training_images_per_second']:.0f}" if found["training_images_per_second"] else "-"
         cells = [trained, f"{found['rest_seconds']:.1f}", f"{found['prediction_images_per_second']:.0f}", f"{found['passes']:.0f}"]
-        print(f"| {label} | {' | '.join(cells)} |", flush=True)
-    save("methods", {"tasks": args.tasks, "images_per_class": args.images, "backbone": str(args.backbone), "rows": rows})
+        print(f"| {row.label} | {' | '.join(cells)} |", flush=True)
+        figures = {"tasks": args.tasks, "images_per_class": args.images, "backbone": Path(args.backbone).stem, "rows": rows}
+        save(Path(SPEED_FILE).stem, figures, args.out)
 
-
-ALIGNED = {"classifier": "aligned"}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="deit_tiny_patch16_224.fb_in1k")
     parser.add_argument("--tasks", type=int, default=10)
     parser.add_argument("--images", type=int, default=250, help="of each class of the last task")
+    parser.add_argument("--out", type=Path, default=RESULTS.parents[1] / "docs" / "reproduced" / "cells")
     args = parser.parse_args()
     main()

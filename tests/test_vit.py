@@ -147,7 +147,7 @@ class Branch(Adaptation):
 def test_branch_beside_the_mlp_is_added_to_its_output() -> None:
     vit = tiny_vit()
     block, x = vit.blocks[0], vit.embed(images())
-    after_attention = x + block.attn(block.attn.project(block.norm1(x), None), None)
+    after_attention = x + block.attn(block.norm1(x))
     torch.testing.assert_close(block(x, Branch()), block.mlp(block.norm2(after_attention)), rtol=1e-5, atol=1e-5)
 
 

@@ -23,8 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from caprompt.attention import Attention
 from caprompt.errors import InputError
 from caprompt.gelu import compact_gelu, linear_gelu
+from caprompt.norms import Norm
 
 __all__ = ["NOTHING", "Adaptation", "Stem", "ViT", "ViTConfig"]
 
@@ -94,41 +96,6 @@ class PatchEmbed(nn.Module):
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
-class Attention(nn.Module):
-    """Self-attention that may be given further keys and values per image."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.proj = nn.Linear(config.width, config.width)
-
-    def split(self, x: Tensor) -> Tensor:
-        """(B, n, D) -> (B, H, n, d)."""
-        parts: Tensor = x.unflatten(2, (self.heads, -1))
-        return parts.transpose(1, 2)
-
-    def project(self, x: Tensor, at: int | None) -> list[Tensor]:
-        """Queries, keys and values of normed tokens, (B, N, D) each; queries of token `at` alone where one is named."""
-        if at is None:
-            query, key, value = self.qkv(x).chunk(3, dim=2)
-            # A gradient needs the queries, but not the keys and values beside them once a prefix is put in front of those.
-            return [query.contiguous() if x.is_cuda and torch.is_grad_enabled() else query, key, value]
-        width = x.shape[2]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        query = F.linear(x[:, at].unsqueeze(1), weight[:width], bias[:width])  # (B, 1, D)
-        return [query, *F.linear(x, weight[width:], bias[width:]).chunk(2, dim=2)]
-
-    def forward(self, parts: list[Tensor], prefix: tuple[Tensor, Tensor] | None) -> Tensor:
-        query, key, value = parts
-        if prefix is not None:
-            key = torch.cat([prefix[0].to(key.dtype), key], dim=1)  # (B, n + N, D)
-            value = torch.cat([prefix[1].to(value.dtype), value], dim=1)
-        mixed = F.scaled_dot_product_attention(self.split(query), self.split(key), self.split(value))
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, d) -> (B, N, D)
-        return out
-
-
 class Mlp(nn.Module):
     """Two linear maps with a GELU between them."""
 
@@ -177,10 +144,10 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attn = Attention(config)
+        self.norm1 = Norm(config.width, eps=config.norm_eps)
+        self.attn = Attention(config.width, config.heads)
         self.ls1 = LayerScale(config) if config.layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm2 = Norm(config.width, eps=config.norm_eps)
         self.mlp = Mlp(config)
         self.ls2 = LayerScale(config) if config.layer_scale else nn.Identity()
 
@@ -190,15 +157,9 @@ class Block(nn.Module):
         if rows is not None:
             x, stem = torch.cat([rows.to(x.dtype), x], dim=1), None  # (B, n + N, D)
         normed = self.norm1(x) if stem is None else stem.normed
-        parts = self.attn.project(normed, at) if stem is None or at is not None else list(stem.qkv.chunk(3, dim=2))
-        change = adaptation.qkv(self.layer, normed)
-        if change is not None:
-            added = change.to(x.dtype).chunk(3, dim=2)
-            added = added if at is None else (added[0][:, at].unsqueeze(1), *added[1:])
-            parts = [part + more for part, more in zip(parts, added, strict=True)]
-        prefix = adaptation.prefix(self.layer, x)
+        change, prefix = adaptation.qkv(self.layer, normed), adaptation.prefix(self.layer, x)
         x = x if at is None else x[:, at].unsqueeze(1)
-        x = x + self.ls1(self.attn(parts, prefix))
+        x = x + self.ls1(self.attn(normed, prefix, change, at, known=None if stem is None else stem.qkv))
         branch = adaptation.mlp(self.layer, x)
         x = x + self.ls2(self.mlp(self.norm2(x)))
         return x if branch is None else x + branch.to(x.dtype)
@@ -293,8 +254,11 @@ class ViT(nn.Module):
             return
         torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
         self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
-        for block in self.blocks:
-            block.mlp.compact = True  # type: ignore[union-attr]
+        for part in self.blocks.modules():
+            if isinstance(part, Attention):
+                part.fused = True
+            elif isinstance(part, (Mlp, Norm)):
+                part.compact = True
 
     def last_norm(self, x: Tensor) -> Tensor:
         """The norm behind the last block, in float32 at least."""

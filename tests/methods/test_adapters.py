@@ -48,7 +48,7 @@ def test_the_branch_stands_beside_the_mlp_of_every_block() -> None:
     stem = vit.stem(IMAGES)
     x, branches = stem.tokens, adapter.branches()
     for layer, block in enumerate(vit.blocks):
-        x = x + block.attn(block.attn.project(block.norm1(x), None), None)  # type: ignore[operator, union-attr]
+        x = x + block.attn(block.norm1(x))  # type: ignore[operator, union-attr]
         x = x + block.mlp(block.norm2(x)) + branches.mlp(layer, x)  # type: ignore[operator]
     expected = vit.norm(x)[:, 0]
     torch.testing.assert_close(vit(IMAGES, adapter.branches()), expected)

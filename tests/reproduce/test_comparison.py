@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from helpers import quick_options, squares
 from caprompt import ContinualClassifier
 from caprompt.data import read
 from caprompt.methods import registered
-from caprompt.reproduce.comparison import ROWS
+from caprompt.reproduce.comparison import ROWS, SPEED_FILE
 from caprompt.reproduce.measures import costs
 from caprompt.reproduce.planning import plan
 from caprompt.reproduce.scales import scale
-from caprompt.reproduce.sheets import Figure
+from caprompt.reproduce.sheets import Entry, Figure
 from caprompt.reproduce.targets import TARGETS
 
 
@@ -40,14 +41,30 @@ def test_a_line_for_each_in_the_units_of_its_columns(tmp_path: Path) -> None:
     shown = evidence.target.present(evidence)
     digits = [line for line in shown.sheet.lines if line.labels[0] == "digits"]
     assert [line.labels[1] for line in digits] == [row.label for row in ROWS]
-    assert shown.sheet.headings[4:] == ["ACC", "pooled", "AF", "incremental", "trained, thousands", "kB a class", "passes"]
-    trained, kept, passes = digits[0].entries[4:]
+    metrics, costly = ["ACC", "pooled", "AF", "incremental", "task found"], ["trained, thousands", "kB a class", "passes"]
+    assert shown.sheet.headings[4:] == [*metrics, *costly, "trained images/s", "rest, s", "answers/s"]
+    trained, kept, passes, *speeds = digits[0].entries[5:]
+    assert speeds == ["", "", ""]
     assert (trained, passes) == (Figure(2.5, 0.0, 2), Figure(2.0, 0.0, 2))
     assert isinstance(kept, Figure)
     assert kept.mean == pytest.approx(2.0005)
     others = [line for line in shown.sheet.lines if line.labels[0] != "digits"]
     assert {line.labels[1] for line in others} == {"every row"}
     assert shown.pictures
+
+
+@pytest.mark.parametrize(
+    ("backbone", "expected"), [("vit_mini_patch8_64", [Figure(70.0), "", Figure(90.5)]), ("other", ["", "", ""])]
+)
+def test_speeds_that_were_measured_with_the_same_backbone_stand_beside(
+    tmp_path: Path, backbone: str, expected: list[Entry]
+) -> None:
+    evidence = pretended("comparison", tmp_path)
+    found = {ROWS[2].label: {"training_images_per_second": 70.0, "rest_seconds": None, "prediction_images_per_second": 90.5}}
+    (evidence.home / SPEED_FILE).write_text(json.dumps({"backbone": backbone, "rows": found}))
+    lines = evidence.target.present(evidence).sheet.lines
+    assert list(lines[2].entries[-3:]) == expected
+    assert list(lines[1].entries[-3:]) == ["", "", ""]
 
 
 def test_what_a_model_keeps(backbone: Path) -> None:

@@ -5,13 +5,16 @@ No table of the paper has this; its own compare figures of ten programs with dif
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from caprompt.reproduce.accuracies import PROMPT_METHODS
 from caprompt.reproduce.drawing import dots
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
-from caprompt.reproduce.sheets import Column, Entry, Sheet, mean_of
+from caprompt.reproduce.sheets import Column, Entry, Figure, Sheet, mean_of
 
-__all__ = ["TARGETS"]
+__all__ = ["ROWS", "SPEED_FILE", "TARGETS"]
 
 #: From the cheapest to the dearest kind: nothing trained, no protection, prompts, other adaptations, ours, upper bounds.
 ROWS = (
@@ -30,14 +33,28 @@ ROWS = (
     Row("joint prompts", "sequential-prompt", options={"joint": True}),
     Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
 )
-METRICS = {"ACC": "ACC", "pooled": "pooled", "AF": "AF", "average_incremental_accuracy": "incremental"}
+METRICS = {
+    "ACC": "ACC",
+    "pooled": "pooled",
+    "AF": "AF",
+    "average_incremental_accuracy": "incremental",
+    "task_identification": "task found",
+}
 COSTS = {"numbers": ("trained, thousands", 1e3, 1), "bytes_per_class": ("kB a class", 1e3, 1), "mean_passes": ("passes", 1.0, 0)}
+SPEEDS = {
+    "training_images_per_second": "trained images/s",
+    "rest_seconds": "rest, s",
+    "prediction_images_per_second": "answers/s",
+}
+SPEED_FILE = "speeds.json"  # beside the cells; cells that share a device do not tell how fast a method is
 NOTES = (
     "Same backbone, pictures, class order, epochs and batches for every method (preset 'budget'); joint training sees all classes "
     "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound",
     "ACC is the mean over tasks after the last one, pooled the share of all images, incremental the mean of ACC after every task; "
     "'trained' is what training has set and the model still needs, 'kB a class' all else that it keeps (statistics, sums, earlier "
     "features), by the number of classes; passes are those of the backbone per image at prediction",
+    "'task found' is the share of images whose answer is a class of the right task. Speeds are of each method alone on the device, "
+    "in the last of ten tasks (benchmarks/methods.py); 'rest' is what a task takes beside its epochs",
 )
 
 
@@ -45,14 +62,31 @@ def comparison(evidence: Evidence) -> Presentation:
     """A line for each method, a block for each data set that has been run."""
 
     def entries(row: Row, dataset: str) -> list[Entry]:
-        return [evidence.metric(row, dataset, name) for name in METRICS] + [cost(evidence, row, dataset, name) for name in COSTS]
+        metrics = [evidence.metric(row, dataset, name) for name in METRICS]
+        return metrics + [cost(evidence, row, dataset, name) for name in COSTS] + [speed(row, name) for name in SPEEDS]
 
-    lines = evidence.blocks(len(METRICS) + len(COSTS), entries)
+    def speed(row: Row, name: str) -> Entry:
+        found = measured.get(row.label, {}).get(name)
+        return Figure(found) if found else ""
+
+    measured = speeds(evidence)
+    lines = evidence.blocks(len(METRICS) + len(COSTS) + len(SPEEDS), entries)
     columns = [Column("", heading) for heading in METRICS.values()]
     columns += [Column("", heading, digits) for heading, _, digits in COSTS.values()]
+    columns += [Column("", heading, int(name == "rest_seconds")) for name, heading in SPEEDS.items()]
     sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), lines, (*NOTES, *evidence.notes()))
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
+
+
+def speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
+    """What benchmarks/methods.py found with this backbone, by the labels of rows; nothing if it did not run."""
+    path = evidence.home / SPEED_FILE
+    if not path.is_file():
+        return {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    rows: dict[str, dict[str, float]] = document["rows"] if document["backbone"] == Path(evidence.scale.backbone).stem else {}
+    return rows
 
 
 def cost(evidence: Evidence, row: Row, dataset: str, name: str) -> Entry:
