@@ -31,11 +31,11 @@ def by_the_book(own: Attention, x: Tensor, keys: Tensor, values: Tensor) -> Tens
     return F.linear(torch.cat(heads, dim=-1), own.proj.weight, own.proj.bias)
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("leaves_room", [False, True])
 @pytest.mark.parametrize("at", [None, -N, -1])
-def test_values_and_gradients_with_a_prefix(fused: bool, at: int | None) -> None:
+def test_values_and_gradients_with_a_prefix(monkeypatch: pytest.MonkeyPatch, leaves_room: bool, at: int | None) -> None:
+    monkeypatch.setattr(Attention, "leaves_room", lambda self, x: leaves_room)
     own, given = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
-    own.fused = fused
     mine, book = ([tensor.clone().requires_grad_() for tensor in given] for _ in range(2))
     out, expected = own(mine[0], (mine[1], mine[2]), at=at), by_the_book(own, *book)
     expected = expected if at is None else expected[:, at].unsqueeze(1)
@@ -45,13 +45,6 @@ def test_values_and_gradients_with_a_prefix(fused: bool, at: int | None) -> None
         torch.testing.assert_close(got, wanted)
 
 
-def test_room_is_left_where_it_pays() -> None:
-    own, (x,) = attention(), tensors((B, N, D))
-    assert not own.leaves_room(x)
-    own.fused = True
-    assert own.leaves_room(x)
-
-
 @pytest.mark.parametrize("at", [None, -2])
 def test_what_is_known_is_not_computed_again(at: int | None) -> None:
     own, (x, keys, values, change) = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D), (B, N, 3 * D))
@@ -59,22 +52,3 @@ def test_what_is_known_is_not_computed_again(at: int | None) -> None:
     torch.testing.assert_close(own(torch.zeros_like(x), at=at, known=known), own(x, at=at))
     changed = own(x, (keys, values), at=at, known=known + change)
     torch.testing.assert_close(own(x, (keys, values), change, at), changed)
-
-
-@pytest.mark.parametrize("at", [None, -1])
-def test_fused_keeps_one_copy_of_queries_keys_and_values(at: int | None) -> None:
-    own, (x, keys, values) = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
-    own.fused = True
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
-        return tensor
-
-    frozen = {parameter.untyped_storage().data_ptr() for parameter in own.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = own(x.requires_grad_(), (keys, values), at=at)
-    tokens = B * (N + ROWS)
-    projected = 3 * tokens * D if at is None else 2 * tokens * D + B * D
-    largest = sum(size for place, size in kept.items() if place not in frozen and size > out.numel() * 3)
-    assert largest <= projected

@@ -1,7 +1,7 @@
 """Self-attention of a ViT block, which may be given further keys and values per image.
 
-Where kernels are fused or nothing is kept for a gradient, a GPU has better to do than to copy all keys and values behind a few
-rows: the product leaves room for these rows, at the price of a few rows more, and they are written into it.
+Where nothing is kept for a gradient, a GPU has better to do than to copy all keys and values behind a few rows: the product leaves
+room for these rows, at the price of a few rows more, and they are written into it. With a gradient that was slower.
 
 Shapes: B images, N tokens, n rows of a prefix, D width, H heads of d = D / H.
 """
@@ -17,8 +17,6 @@ __all__ = ["Attention"]
 
 class Attention(nn.Module):
     """Queries, keys and values by one product, heads side by side, and a product behind them; timm's names."""
-
-    fused = False  # the compiler writes what stands in front of a product where the product reads it
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -53,8 +51,8 @@ class Attention(nn.Module):
         return out
 
     def leaves_room(self, x: Tensor) -> bool:
-        """Are rows of a prefix written into the product? Plain gradients would pay for it with a copy."""
-        return self.fused or (x.is_cuda and not torch.is_grad_enabled())
+        """Are rows of a prefix written into the product?"""
+        return x.is_cuda and not torch.is_grad_enabled()
 
     def project(self, x: Tensor, at: int | None, known: Tensor | None = None, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, N or 1, D), keys and values (B, room + N, D); what stands in the room is to be overwritten."""

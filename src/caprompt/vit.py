@@ -255,9 +255,7 @@ class ViT(nn.Module):
         torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
         self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
         for part in self.blocks.modules():
-            if isinstance(part, Attention):
-                part.fused = True
-            elif isinstance(part, (Mlp, Norm)):
+            if isinstance(part, (Mlp, Norm)):
                 part.compact = True
 
     def last_norm(self, x: Tensor) -> Tensor:

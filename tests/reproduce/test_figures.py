@@ -11,7 +11,7 @@ from caprompt.reproduce.figures import laid_out, straightness
 from caprompt.reproduce.sheets import Figure, mean_of
 
 COLUMNS = {"fig-curve": 3, "fig-cycles": 6, "fig-tsne": 1, "fig-params": 3, "fig-hyper": 2}
-ROWS = {"fig-curve": 9, "fig-cycles": 2, "fig-tsne": 2, "fig-params": 9, "fig-hyper": 10}
+ROWS = {"fig-curve": 9, "fig-cycles": 2, "fig-tsne": 2, "fig-params": 9, "fig-hyper": 8}
 
 
 @pytest.mark.parametrize("name", COLUMNS)

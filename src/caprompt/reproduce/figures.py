@@ -16,7 +16,7 @@ __all__ = ["TARGETS", "laid_out"]
 
 NO_NUMBERS = "The paper shows this as a picture without numbers, so no published figures stand beside ours"
 ACCURACY = "ACC (%)"
-ALPHAS, BETAS = (0.0, 1.0, 2.0, 5.0, 10.0), (0.0, 0.1, 0.2, 0.5, 1.0)
+ALPHAS, BETAS = (0.0, 1.0, 5.0, 10.0), (0.0, 0.2, 0.5, 1.0)
 ALPHA, BETA = 5.0, 0.2  # of the one while the other is varied
 
 
