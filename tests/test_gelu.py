@@ -25,6 +25,18 @@ def test_the_slope_is_right_to_half_a_step_and_exact_far_out() -> None:
     assert mine.grad[-1] == 1
 
 
+def test_half_precision_is_within_its_rounding() -> None:
+    mine, exact = X.bfloat16().requires_grad_(), X.bfloat16().double().requires_grad_()
+    out, expected = compact_gelu(mine), F.gelu(exact)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=6e-4)
+    for each in (out, expected):
+        each.sum().backward()
+    assert mine.grad is not None
+    assert exact.grad is not None
+    assert (mine.grad.double() - exact.grad).abs().max() < 0.5 / 200 + 2**-7
+
+
 def test_a_byte_a_number_is_kept() -> None:
     kept: list[torch.dtype] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.dtype) or tensor, lambda tensor: tensor):

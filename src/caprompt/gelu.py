@@ -34,13 +34,13 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _CompactGelu(torch.autograd.Function):
-    """Exact GELU forward; backward from one byte a number."""
+    """GELU forward, exact in float32; backward from one byte a number."""
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
         wide = x.float()
-        below = 0.5 * (1 + torch.erf(wide * math.sqrt(0.5)))  # the normal distribution function
-        slope = below + wide * torch.exp(-0.5 * wide * wide) * (1 / math.sqrt(2 * math.pi))
+        below, density = _normal(wide) if x.dtype == torch.float32 else _nearly_normal(wide)
+        slope = below + wide * density
         context.save_for_backward((slope * STEPS + (ZERO + 0.5)).to(torch.uint8))  # cutting off the fraction rounds
         return (wide * below).to(x.dtype)
 
@@ -48,6 +48,18 @@ class _CompactGelu(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> Tensor:
         kept: Tensor = context.saved_tensors[0]
         return gradient * ((kept.to(gradient.dtype) - ZERO) * (1 / STEPS))
+
+
+def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The normal distribution function and its density."""
+    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))), torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+def _nearly_normal(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by one exponential, which is what a GPU has time for while it reads and writes half as many bytes."""
+    scale, cubic = 2 * math.sqrt(2 / math.pi), 0.044715
+    below = torch.sigmoid(scale * x * (1 + cubic * x * x))
+    return below, below * (1 - below) * (scale * (1 + 3 * cubic * x * x))
 
 
 def compact_gelu(x: Tensor) -> Tensor:

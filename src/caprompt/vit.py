@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from caprompt.attention import Attention
 from caprompt.errors import InputError
 from caprompt.gelu import compact_gelu, linear_gelu
-from caprompt.norms import Norm
+from caprompt.norms import Norm, converts_float8
 
 __all__ = ["NOTHING", "Adaptation", "Stem", "ViT", "ViTConfig"]
 
@@ -255,7 +255,7 @@ class ViT(nn.Module):
         torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
         self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
         for part in self.blocks.modules():
-            if isinstance(part, (Mlp, Norm)):
+            if isinstance(part, Mlp) or (isinstance(part, Norm) and converts_float8(self.cls_token.device)):
                 part.compact = True
 
     def last_norm(self, x: Tensor) -> Tensor:
