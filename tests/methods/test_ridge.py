@@ -74,7 +74,7 @@ def test_sums_grow_with_classes_and_calls_as_if_all_had_come_at_once() -> None:
     torch.testing.assert_close(grown.weight, at_once.weight, rtol=1e-4, atol=1e-6)
 
 
-def test_strength_is_the_best_over_all_calls() -> None:
+def test_errors_add_up_over_calls() -> None:
     """Targets of pure chance ask for much strength, clean ones for little; a small call does not overrule a large one."""
     x, chance = hidden(300, 60), torch.randint(3, (300,), generator=torch.Generator().manual_seed(5))
     clean = (x @ (hidden(3, 60, seed=3) - 0.5).T).argmax(dim=1)
@@ -83,8 +83,16 @@ def test_strength_is_the_best_over_all_calls() -> None:
         ridge.observe(x[: len(targets)].float(), targets)
         ridge.weigh_strengths(x[: len(targets)].float(), targets)
     torch.testing.assert_close(both.errors, large.errors + small.errors)
-    assert small.strength < large.strength
-    assert both.strength == large.strength == STRENGTHS[int(large.errors.argmin())]
+    assert small.errors.argmin() < large.errors.argmin() == both.errors.argmin()
+    assert both.strength == large.strength
+
+
+def test_strength_is_the_weakest_near_the_best() -> None:
+    ridge = head()
+    ridge.observe(hidden(4).float(), labels(4))
+    ridge.errors.fill_(3)
+    ridge.errors[9:13] = torch.tensor([2.2, 2.09, 2.0, 2.04])
+    assert ridge.strength == STRENGTHS[10]
 
 
 def test_one_image_has_nothing_to_be_held_against() -> None:

@@ -31,6 +31,8 @@ def test_all_have_the_budget_also_where_the_scale_has_another_preset(tmp_path: P
         for name in ("flip", "crop_scale", "test_crop", "normalise", "batch_size"):
             assert cell.config.options[name] == usual[cell.config.method][name]
     assert len(cells) == len(ROWS)
+    epochs = {cell.config.options["epochs"] for cell in cells if cell.config.method == "ranpac"}
+    assert epochs == {2, 20}
     joint = {cell.config.method: cell.config.options["epochs"] for cell in cells if cell.config.joint}
     assert joint == {"sequential-prompt": 2, "finetune": 8}
     assert TARGETS["comparison"].preset == "budget"

@@ -5,8 +5,9 @@
 G = sum_x h(x)^T h(x) and Q = sum_x h(x)^T onehot(y) are sums over images, so that images of new and of known classes are just
 added, and the order in which they come does not matter. P is never stored: it follows from a number that is.
 
-lambda is the power of ten with the least squared error on a fifth of each call's images, fitted to the rest of that call; errors
-add up over calls, so that a call of few images does not upset what many have shown.
+lambda is a power of ten, chosen by the squared error on a fifth of each call's images, fitted to the rest of that call; errors
+add up over calls, so that a call of few images does not upset what many have shown. Which class comes first is better told with
+less shrinkage than the squared error asks for: of the strengths whose error is near the least one, the weakest is taken.
 
 Shapes: n images, C classes, D width, M projections.
 """
@@ -27,6 +28,7 @@ __all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "held_out_errors"]
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))
 HELD_OUT = 0.2
+NEAR = 1.05  # times the least error
 CHOOSE_FROM = 1_250  # images of a call that lambda is chosen with, at most; more would not move a power of ten
 
 
@@ -65,9 +67,10 @@ class RidgeHead(Head):
 
     @property
     def strength(self) -> float:
-        """lambda: the best so far, but nothing that drowns in the rounding of G's float32 sums."""
+        """lambda: the weakest that is near the best so far, but nothing that drowns in the rounding of G's float32 sums."""
         rounding = torch.finfo(self.gram.dtype).eps * float(self.gram.diagonal().max()) * math.sqrt(len(self.gram))
-        return max(STRENGTHS[int(self.errors.argmin())], rounding)
+        near = self.errors <= NEAR * self.errors.min()
+        return max(STRENGTHS[int(near.int().argmax())], rounding)
 
     def solve(self) -> None:
         """The weights that follow from the sums, in float64."""
