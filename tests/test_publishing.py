@@ -85,7 +85,7 @@ def figures_of(text: str) -> list[str]:
     """
     sections = [part for part in text.split("\n## ") if "straightness" not in part and "trained parameters" not in part]
     rows = [line for part in sections for line in part.splitlines() if line.startswith("|")]
-    return [number for row in rows for number in re.findall(r"(?<![\w=.])\d+\.\d+", row)]
+    return [number for row in rows for number in re.findall(r"(?<![\w=.-])-?\d+\.\d+", row)]
 
 
 def test_the_page_is_what_the_files_say() -> None:
