@@ -1,11 +1,12 @@
 """What the speed benchmarks share: medians of device time, the device's ceilings, a ViT-B/16 with CAPrompt, and the yardstick.
 
-The yardstick is the plain way: float32, every pass by itself from the pixels on, no sharing, no recording. It lives here and not in
-the package, and is measured in the same run as what it is compared with.
+The yardstick is the plain way: float32, every pass by itself from the pixels on, every token through every block, no sharing, no
+recording. It lives here and not in the package, and is measured in the same run as what it is compared with.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -24,7 +25,8 @@ from caprompt.fp8 import hold_in_fp8
 from caprompt.methods.caprompt import CAPrompt, concave_gap, linear_loss
 from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.methods.prefix import Prefix
-from caprompt.vit import ViT, ViTConfig
+from caprompt.norms import Norm
+from caprompt.vit import Mlp, ViT, ViTConfig
 
 BASE = ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072)
 RESULTS = Path(__file__).parent / "results"
@@ -90,14 +92,24 @@ class Variant:
     compiled: bool = False
     recorded: bool = True
     in_fp8: bool = False
+    compact: bool = True  # where compiled: a byte a number for the gradients of norms and GELUs
+    attention: str = ""  # "" is what torch chooses, else flash or cudnn
 
     def applied(self, tasks: int) -> CAPrompt:
-        """CAPrompt on a GPU, computing so."""
+        """CAPrompt on a GPU, computing so; what variants before it have left behind is cleared away."""
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        for kind in ("flash", "cudnn", "mem_efficient"):
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp")(self.attention in ("", kind))
         method = caprompt(torch.device("cuda"), self.dtype, tasks)
         if self.in_fp8:
             hold_in_fp8(method.vit)
         if self.compiled:
             method.vit.compile_blocks()
+            for part in method.vit.modules():
+                if isinstance(part, (Mlp, Norm)):
+                    part.compact = self.compact
         return method
 
 
@@ -115,8 +127,7 @@ def plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str, 
 
     def features(weights: Tensor, among: Tensor) -> Tensor:
         rows = torch.einsum("bt,tlknd->lkbnd", weights, among)
-        found: Tensor = method.vit(images, Prefix(rows, method.layers))
-        return found
+        return method.vit.encode(images, Prefix(rows, method.layers))[:, 0]  # all tokens through the last block, as is usual
 
     def probability(found: Tensor) -> Tensor:
         logits = F.linear(found, method.head.weight.detach(), method.head.bias.detach())

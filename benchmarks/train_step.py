@@ -2,7 +2,8 @@
 
     python benchmarks/train_step.py                  # prints a table, writes benchmarks/results/train_step.json
 
-Rows: the plain yardstick (float32, four separate passes), the package's step in float32, bfloat16 and float8, recorded, compiled.
+Rows: the plain yardstick (float32, four separate passes), the package's step in float32, bfloat16 and float8, recorded, compiled;
+compiled also with everything kept for the gradient as it is, and with either kernel for attention instead of torch's choice.
 Shares are of the matrix ceiling measured in the same run; a step of a later task is about six forward passes of 35 GFLOP an image.
 Losses and gradients are compared with the same step in float64 on the same weights and images.
 """
@@ -10,6 +11,7 @@ Losses and gradients are compared with the same step in float64 on the same weig
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ VARIANTS = {
     "package, bf16, not recorded": Variant(torch.bfloat16, recorded=False),
     "package, bf16": Variant(torch.bfloat16),
     "package, bf16, compiled": Variant(torch.bfloat16, compiled=True),
+    "package, bf16, compiled, all kept": Variant(torch.bfloat16, compiled=True, compact=False),
+    "package, bf16, compiled, flash": Variant(torch.bfloat16, compiled=True, attention="flash"),
+    "package, bf16, compiled, cudnn": Variant(torch.bfloat16, compiled=True, attention="cudnn"),
     "package, fp8, compiled": Variant(torch.bfloat16, compiled=True, in_fp8=True),
 }
 
@@ -74,6 +79,7 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     step = kind(method, for_training(method))
     call = Recorded(step) if variant.recorded else step
     images, labels = batch(method, size)
+    gc.collect()  # the float64 network that errors were measured against
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     seconds = median_seconds(lambda: call(images, labels))

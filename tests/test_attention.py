@@ -31,10 +31,8 @@ def by_the_book(own: Attention, x: Tensor, keys: Tensor, values: Tensor) -> Tens
     return F.linear(torch.cat(heads, dim=-1), own.proj.weight, own.proj.bias)
 
 
-@pytest.mark.parametrize("leaves_room", [False, True])
 @pytest.mark.parametrize("at", [None, -N, -1])
-def test_values_and_gradients_with_a_prefix(monkeypatch: pytest.MonkeyPatch, leaves_room: bool, at: int | None) -> None:
-    monkeypatch.setattr(Attention, "leaves_room", lambda self, x: leaves_room)
+def test_values_and_gradients_with_a_prefix(at: int | None) -> None:
     own, given = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
     mine, book = ([tensor.clone().requires_grad_() for tensor in given] for _ in range(2))
     out, expected = own(mine[0], (mine[1], mine[2]), at=at), by_the_book(own, *book)
@@ -43,6 +41,16 @@ def test_values_and_gradients_with_a_prefix(monkeypatch: pytest.MonkeyPatch, lea
     pull = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
     for got, wanted in zip(torch.autograd.grad(out, mine, pull), torch.autograd.grad(expected, book, pull), strict=True):
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("at", [None, -N, -1])
+def test_room_left_in_the_product_holds_the_prefix(at: int | None) -> None:
+    own, (x, keys, values) = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
+    with torch.no_grad():
+        query, key, value = own.project(x, at)
+        beside = own.project_beside(x, (keys, values), at)
+    for got, expected in zip(beside, (query, torch.cat([keys, key], dim=1), torch.cat([values, value], dim=1)), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("at", [None, -2])

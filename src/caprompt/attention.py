@@ -37,11 +37,10 @@ class Attention(nn.Module):
         `prefix` are keys and values in front, (B, n, D) each; `change` is added to queries, keys and values, (B, N, 3 D); `known`
         are these, where they have been computed before.
         """
-        if prefix is not None and change is None and known is None and self.leaves_room(x):
-            query, key, value = self.project(x, at, room=prefix[0].shape[1])
-            key[:, : prefix[0].shape[1]], value[:, : prefix[1].shape[1]] = (rows.to(key.dtype) for rows in prefix)
+        if prefix is not None and change is None and known is None and not torch.is_grad_enabled() and x.is_cuda:
+            query, key, value = self.project_beside(x, prefix, at)
         else:
-            query, key, value = self.changed(*self.project(x, at, known=known), change, at)
+            query, key, value = self.changed(*self.project(x, at, known), change, at)
             if prefix is not None:
                 # A gradient needs the queries, but not the keys and values beside them once a prefix is put in front of those.
                 query = query.contiguous() if x.is_cuda and torch.is_grad_enabled() else query
@@ -50,22 +49,24 @@ class Attention(nn.Module):
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, H, N, d) -> (B, N, D)
         return out
 
-    def leaves_room(self, x: Tensor) -> bool:
-        """Are rows of a prefix written into the product?"""
-        return x.is_cuda and not torch.is_grad_enabled()
-
-    def project(self, x: Tensor, at: int | None, known: Tensor | None = None, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, N or 1, D), keys and values (B, room + N, D); what stands in the room is to be overwritten."""
-        width, weight, bias = x.shape[2], self.qkv.weight, self.qkv.bias
-        padded = F.pad(x, (0, 0, room, 0)) if room else x
-        if at is None or known is not None:
-            all_three = self.qkv(padded) if known is None else known
-            query, rest = all_three[:, room:, :width], all_three[..., width:]
-            query = query if at is None else query[:, at].unsqueeze(1)
-        else:
+    def project(self, x: Tensor, at: int | None, known: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, N or 1, D), keys and values (B, N, D)."""
+        if at is not None and known is None:
+            width, weight, bias = x.shape[2], self.qkv.weight, self.qkv.bias
             query = F.linear(x[:, at].unsqueeze(1), weight[:width], bias[:width])
-            rest = F.linear(padded, weight[width:], bias[width:])
-        return query, rest[..., :width], rest[..., width:]
+            key, value = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=2)
+        else:
+            query, key, value = (self.qkv(x) if known is None else known).chunk(3, dim=2)
+            query = query if at is None else query[:, at].unsqueeze(1)
+        return query, key, value
+
+    def project_beside(self, x: Tensor, prefix: tuple[Tensor, Tensor], at: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with n rows in front of keys and values, which the product has left room for: (B, n + N, D)."""
+        room = prefix[0].shape[1]
+        query, key, value = self.project(F.pad(x, (0, 0, room, 0)), at)
+        for rows, own in zip(prefix, (key, value), strict=True):
+            own[:, :room] = rows
+        return query[:, room:] if at is None else query, key, value
 
     def changed(self, query: Tensor, key: Tensor, value: Tensor, change: Tensor | None, at: int | None) -> tuple[Tensor, ...]:
         """Each with its part of the change."""

@@ -43,9 +43,9 @@ METRICS = {
 }
 COSTS = {"numbers": ("trained, thousands", 1e3, 1), "bytes_per_class": ("kB a class", 1e3, 1), "mean_passes": ("passes", 1.0, 0)}
 SPEEDS = {
-    "training_images_per_second": "trained images/s",
-    "rest_seconds": "rest, s",
-    "prediction_images_per_second": "answers/s",
+    "training_images_per_second": ("trained images/s", 0),
+    "rest_seconds": ("rest, s", 1),
+    "prediction_images_per_second": ("answers/s", 0),
 }
 SPEED_FILE = "speeds.json"  # beside the cells; cells that share a device do not tell how fast a method is
 NOTES = (
@@ -55,28 +55,28 @@ NOTES = (
     "ACC is the mean over tasks after the last one, pooled the share of all images, incremental the mean of ACC after every task; "
     "'trained' is what training has set and the model still needs, 'kB a class' all else that it keeps (statistics, sums, earlier "
     "features), by the number of classes; passes are those of the backbone per image at prediction",
-    "'task found' is the share of images whose answer is a class of the right task. Speeds are of each method alone on the device, "
-    "in the last of ten tasks (benchmarks/methods.py); 'rest' is what a task takes beside its epochs",
+    "'task found' is the share of images whose answer is a class of the right task",
+)
+SPEED_NOTE = (
+    "Speeds are of each method alone on the device, in the last of ten tasks (benchmarks/methods.py); 'rest' is what a task takes "
+    "beside its epochs"
 )
 
 
 def comparison(evidence: Evidence) -> Presentation:
     """A line for each method, a block for each data set that has been run."""
+    fast = speeds(evidence)
+    columns = [Column("", heading) for heading in METRICS.values()]
+    columns += [Column("", heading, digits) for heading, _, digits in COSTS.values()]
+    columns += [Column("", heading, digits) for heading, digits in SPEEDS.values()] if fast else []
 
     def entries(row: Row, dataset: str) -> list[Entry]:
         metrics = [evidence.metric(row, dataset, name) for name in METRICS]
-        return metrics + [cost(evidence, row, dataset, name) for name in COSTS] + [speed(row, name) for name in SPEEDS]
+        speed = [Figure(found) if (found := fast.get(row.label, {}).get(name)) else "" for name in SPEEDS]
+        return [*metrics, *(cost(evidence, row, dataset, name) for name in COSTS), *(speed if fast else [])]
 
-    def speed(row: Row, name: str) -> Entry:
-        found = measured.get(row.label, {}).get(name)
-        return Figure(found) if found else ""
-
-    measured = speeds(evidence)
-    lines = evidence.blocks(len(METRICS) + len(COSTS) + len(SPEEDS), entries)
-    columns = [Column("", heading) for heading in METRICS.values()]
-    columns += [Column("", heading, digits) for heading, _, digits in COSTS.values()]
-    columns += [Column("", heading, int(name == "rest_seconds")) for name, heading in SPEEDS.items()]
-    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), lines, (*NOTES, *evidence.notes()))
+    notes = (*NOTES, *([SPEED_NOTE] if fast else []), *evidence.notes())
+    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), evidence.blocks(len(columns), entries), notes)
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
 
