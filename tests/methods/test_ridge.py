@@ -87,12 +87,13 @@ def test_errors_add_up_over_calls() -> None:
     assert both.strength == large.strength
 
 
-def test_strength_is_the_weakest_near_the_best() -> None:
+@pytest.mark.parametrize(("weaker", "expected"), [(2.09, 10), (2.11, 11)])
+def test_strength_is_one_weaker_than_the_best_where_that_is_nearly_as_good(weaker: float, expected: int) -> None:
     ridge = head()
     ridge.observe(hidden(4).float(), labels(4))
     ridge.errors.fill_(3)
-    ridge.errors[9:13] = torch.tensor([2.2, 2.09, 2.0, 2.04])
-    assert ridge.strength == STRENGTHS[10]
+    ridge.errors[9:13] = torch.tensor([2.05, weaker, 2.0, 2.04])
+    assert ridge.strength == STRENGTHS[expected]
 
 
 def test_one_image_has_nothing_to_be_held_against() -> None:

@@ -7,7 +7,7 @@ added, and the order in which they come does not matter. P is never stored: it f
 
 lambda is a power of ten, chosen by the squared error on a fifth of each call's images, fitted to the rest of that call; errors
 add up over calls, so that a call of few images does not upset what many have shown. Which class comes first is better told with
-less shrinkage than the squared error asks for: of the strengths whose error is near the least one, the weakest is taken.
+less shrinkage than the squared error asks for: where the next weaker power is nearly as good, that one is taken.
 
 Shapes: n images, C classes, D width, M projections.
 """
@@ -67,10 +67,11 @@ class RidgeHead(Head):
 
     @property
     def strength(self) -> float:
-        """lambda: the weakest that is near the best so far, but nothing that drowns in the rounding of G's float32 sums."""
+        """lambda: the best so far or the next weaker, but nothing that drowns in the rounding of G's float32 sums."""
         rounding = torch.finfo(self.gram.dtype).eps * float(self.gram.diagonal().max()) * math.sqrt(len(self.gram))
-        near = self.errors <= NEAR * self.errors.min()
-        return max(STRENGTHS[int(near.int().argmax())], rounding)
+        best = int(self.errors.argmin())
+        weaker = max(0, best - 1)
+        return max(STRENGTHS[weaker if self.errors[weaker] <= NEAR * self.errors[best] else best], rounding)
 
     def solve(self) -> None:
         """The weights that follow from the sums, in float64."""
