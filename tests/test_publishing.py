@@ -43,7 +43,7 @@ def means(groups: dict[Any, list[dict[str, Any]]]) -> set[float]:
 
 
 def over_seeds(folders: list[Path]) -> set[float]:
-    """Mean and spread over some cells of every number they hold, of the mean of every row of their matrices, and of parts of it."""
+    """Mean and spread over some cells of every number they hold, of the mean of every row and of the diagonal of their matrices."""
     series: dict[str, list[float]] = {}
 
     def walk(value: Any, path: str) -> None:
@@ -60,6 +60,10 @@ def over_seeds(folders: list[Path]) -> set[float]:
             walk(json.loads(path.read_text()), path.name)
     for name in ("numbers", "bytes_per_class"):  # shown in thousands
         series[f"{name} in thousands"] = [number / 1e3 for number in series.get(f"costs.json/{name}", [])]
+    for folder in folders:
+        matrix = [row["accuracies"] for row in json.loads((folder / "results.json").read_text())["rows"]]
+        learned = [value for before, row in zip([[], *matrix], matrix, strict=False) for value in row[len(before) :]]
+        series.setdefault("when learned", []).append(fmean(learned))
     series = {name: values for name, values in series.items() if values}
     return {fmean(values) for values in series.values()} | {stdev(values) for values in series.values() if len(values) > 1}
 

@@ -114,6 +114,7 @@ class Results:
         return {
             "ACC": metrics.average_accuracy(self.matrix),
             "AF": metrics.forgetting(self.matrix),
+            "learning_accuracy": metrics.learning_accuracy(self.matrix),
             "pooled": metrics.pooled_accuracy(last.accuracies, last.images),
             "average_incremental_accuracy": metrics.average_incremental_accuracy(self.matrix),
             "backward_transfer": metrics.backward_transfer(self.matrix),

@@ -20,6 +20,7 @@ __all__ = [
     "forgetting",
     "forgetting_per_task",
     "incremental_accuracies",
+    "learning_accuracy",
     "percent_right",
     "pooled_accuracy",
 ]
@@ -43,6 +44,15 @@ def average_accuracy(matrix: Matrix) -> float:
     90.0
     """
     return fmean(matrix[-1])
+
+
+def learning_accuracy(matrix: Matrix) -> float:
+    """Mean over tasks of the accuracy on each right after it was learned; tasks learned together stand in one row.
+
+    >>> learning_accuracy([[90.0], [80.0, 100.0]]), learning_accuracy([[70.0, 80.0]])
+    (95.0, 75.0)
+    """
+    return fmean(accuracy for before, row in zip([(), *matrix], matrix, strict=False) for accuracy in row[len(before) :])
 
 
 def pooled_accuracy(accuracies: Sequence[float], images: Sequence[int]) -> float:

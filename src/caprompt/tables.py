@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from caprompt.audit import Audit
     from caprompt.experiment import Results
 
-SHORT = {"average_incremental_accuracy": "incremental", "backward_transfer": "BWT", "task_identification": "task id"}
+SHORT = {
+    "learning_accuracy": "when learned",
+    "average_incremental_accuracy": "incremental",
+    "backward_transfer": "BWT",
+    "task_identification": "task id",
+}
 
 __all__ = ["audit_table", "evaluation_table", "listing", "prediction_table", "run_table", "seeds_table"]
 

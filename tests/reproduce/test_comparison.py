@@ -43,9 +43,12 @@ def test_a_line_for_each_in_the_units_of_its_columns(tmp_path: Path) -> None:
     shown = evidence.target.present(evidence)
     digits = [line for line in shown.sheet.lines if line.labels[0] == "digits"]
     assert [line.labels[1] for line in digits] == [row.label for row in ROWS]
-    metrics, costly = ["ACC", "pooled", "AF", "incremental", "task found"], ["trained, thousands", "kB a class", "passes"]
+    metrics, costly = (
+        ["ACC", "pooled", "AF", "when learned", "incremental", "task found"],
+        ["trained, thousands", "kB a class", "passes"],
+    )
     assert shown.sheet.headings[4:] == [*metrics, *costly]
-    trained, kept, passes = digits[0].entries[5:]
+    trained, kept, passes = digits[0].entries[6:]
     assert (trained, passes) == (Figure(2.5, 0.0, 2), Figure(2.0, 0.0, 2))
     assert isinstance(kept, Figure)
     assert kept.mean == pytest.approx(2.0005)

@@ -30,6 +30,7 @@ __all__ = [
 FIGURES = {
     "ACC": "ACC",
     "AF": "AF",
+    "learning_accuracy": "when learned",
     "pooled": "pooled",
     "average_incremental_accuracy": "incremental",
     "backward_transfer": "BWT",

@@ -38,6 +38,7 @@ METRICS = {
     "ACC": "ACC",
     "pooled": "pooled",
     "AF": "AF",
+    "learning_accuracy": "when learned",
     "average_incremental_accuracy": "incremental",
     "task_identification": "task found",
 }
@@ -52,10 +53,11 @@ NOTES = (
     "Same backbone, pictures, class order, epochs and batches for every method (preset 'budget'); joint training sees all classes "
     "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound. RanPAC trains on the first "
     "task alone; the row of 20 epochs is as long as its authors train there",
-    "ACC is the mean over tasks after the last one, pooled the share of all images, incremental the mean of ACC after every task; "
-    "'trained' is what training has set and the model still needs, 'kB a class' all else that it keeps (statistics, sums, earlier "
-    "features), by the number of classes; passes are those of the backbone per image at prediction",
-    "'task found' is the share of images whose answer is a class of the right task",
+    "ACC is the mean over tasks after the last one, pooled the share of all images, AF what tasks have lost since their best, "
+    "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task found' the share of "
+    "images whose answer is a class of the right task; 'trained' is what training has set and the model still needs, 'kB a class' all "
+    "else that it keeps (statistics, sums, earlier features), by the number of classes; passes are those of the backbone per image at "
+    "prediction",
 )
 SPEED_NOTE = (
     "Speeds are of each method alone on the device, in the last of ten tasks (benchmarks/methods.py); 'rest' is what a task takes "
