@@ -55,9 +55,9 @@ NOTES = (
     "task alone; the row of 20 epochs is as long as its authors train there",
     "ACC is the mean over tasks after the last one, pooled the share of all images, AF what tasks have lost since their best, "
     "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task found' the share of "
-    "images whose answer is a class of the right task; 'trained' is what training has set and the model still needs, 'kB a class' all "
-    "else that it keeps (statistics, sums, earlier features), by the number of classes; passes are those of the backbone per image at "
-    "prediction",
+    "images whose answer is a class of the right task; 'trained' is what training has set and the model still needs, 'kB a class' "
+    "all else that it keeps (statistics, sums, earlier features), by the number of classes; passes are those of the backbone per "
+    "image at prediction",
 )
 SPEED_NOTE = (
     "Speeds are of each method alone on the device, in the last of ten tasks (benchmarks/methods.py); 'rest' is what a task takes "
