@@ -20,6 +20,7 @@ from caprompt.reproduce.published import printed
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 BENCHMARK = ROOT / "benchmarks" / "results" / "cifar100.json"
+FROZEN = ROOT / "benchmarks" / "results" / "frozen.json"
 REPRODUCED = ROOT / "docs" / "reproduced"
 
 
@@ -74,7 +75,9 @@ def allowed(benchmark: Path, reproduced: Path) -> set[str]:
     groups: dict[Any, list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["row"], json.dumps(run["settings"])), []).append(run)
-    known = numbers_in(runs) | means(groups) | numbers_in(references()) | numbers_in(printed())
+    frozen = benchmark.with_name(FROZEN.name)
+    known = numbers_in(json.loads(frozen.read_text())) if frozen.is_file() else set()
+    known |= numbers_in(runs) | means(groups) | numbers_in(references()) | numbers_in(printed())
     for record in reproduced.glob("*/*/*.json"):
         if record.stem == record.parent.name:
             for *_, names in json.loads(record.read_text())["planned"]:
@@ -93,7 +96,9 @@ def figures_of(text: str) -> list[str]:
 
 
 def test_the_page_is_what_the_files_say() -> None:
-    assert results_page(BENCHMARK, REPRODUCED, PAGE) == PAGE.read_text(encoding="utf-8"), "write it anew with `caprompt results`"
+    assert results_page(BENCHMARK, FROZEN, REPRODUCED, PAGE) == PAGE.read_text(encoding="utf-8"), (
+        "write it anew with `caprompt results`"
+    )
 
 
 def test_every_number_on_the_page_was_measured() -> None:
@@ -114,7 +119,8 @@ def test_a_number_that_was_not_measured_is_found(tmp_path: Path) -> None:
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     place = tmp_path / "benchmarks" / "results"
     place.mkdir(parents=True)
-    shutil.copy(BENCHMARK, place)
+    for measured in (BENCHMARK, FROZEN):
+        shutil.copy(measured, place)
     evidence = pretended("table3", tmp_path / "docs" / "reproduced" / "cells")
     write(evidence, evidence.target.present(evidence), tmp_path / "docs" / "reproduced" / "tiny" / "table3")
     done = caprompt_here("results", cwd=tmp_path)
@@ -135,3 +141,5 @@ def test_nothing_to_tell_of(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     words = ["results", "--benchmark", "broken.json"]
     assert_refused(tmp_path, words, "does not hold the CIFAR-100 benchmark", caprompt_here)
+    words = ["results", "--frozen", "broken.json"]
+    assert_refused(tmp_path, words, "does not hold figures of frozen features", caprompt_here)

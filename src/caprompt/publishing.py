@@ -18,6 +18,7 @@ Honest figures (an image's answer is its own) and leaking ones never stand in on
 def results(
     *,
     benchmark: Path = Path("benchmarks/results/cifar100.json"),
+    frozen: Path = Path("benchmarks/results/frozen.json"),
     reproduced: Path = Path("docs/reproduced"),
     page: Path = Path("docs/results.md"),
 ) -> None:
@@ -32,6 +33,8 @@ def results(
     ----------
     benchmark
         The file that benchmarks/cifar100.py writes.
+    frozen
+        The file that benchmarks/frozen.py writes.
     reproduced
         A folder of `caprompt reproduce --out`; its tables and figures are written anew from its cells.
     page
@@ -40,7 +43,7 @@ def results(
     from caprompt.reproduce.outputs import write
     from caprompt.reproduce.page import reproductions
 
-    text = results_page(benchmark, reproduced, page)
+    text = results_page(benchmark, frozen, reproduced, page)
     for place, evidence in reproductions(reproduced):
         write(evidence, evidence.target.present(evidence), place)
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -48,11 +51,12 @@ def results(
     out.print(f"saved in {page}", soft_wrap=True)
 
 
-def results_page(benchmark: Path, reproduced: Path, page: Path) -> str:
+def results_page(benchmark: Path, frozen: Path, reproduced: Path, page: Path) -> str:
     """The page's text, as it should stand at `page`."""
-    from caprompt.reproduce.page import benchmark_section, read_benchmark, reproduced_section, reproductions
+    from caprompt.reproduce.page import benchmark_section, frozen_section, read_benchmark, reproduced_section, reproductions
 
     sections = [benchmark_section(read_benchmark(benchmark), f"{benchmark.stem}.png")] if benchmark.is_file() else []
+    sections += [frozen_section(frozen)] if frozen.is_file() else []
     sections += [reproduced_section(place, evidence, page.parent) for place, evidence in reproductions(reproduced)]
     if not sections:
         raise InputError(

@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["benchmark_section", "read_benchmark", "references", "reproduced_section", "reproductions"]
+__all__ = ["benchmark_section", "frozen_section", "read_benchmark", "references", "reproduced_section", "reproductions"]
 
 Runs = Sequence[dict[str, Any]]
 NEEDED = {
@@ -131,6 +131,27 @@ def measured_how(runs: Runs) -> str:
     command = "python benchmarks/cifar100.py --backbone deit_tiny_patch16_224.safetensors"
     note = "In percent; a class order is natural or the seed that shuffles it, and the seed of everything else as well."
     return "\n".join(["Measured with:", "", *dict.fromkeys(lines), "", note, "", f"```\n{command}\n```"])
+
+
+def frozen_section(path: Path) -> str:
+    """What the frozen backbone is worth with nothing trained, for both ways to enlarge small pictures."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        ways, where = found["percent"], f"backbone {found['backbone']}, {machine(found['environment'])}, {found['date']}"
+        rows = [_row([name, *(f"{ways[way][name]:.2f}" for way in FROZEN_WAYS)]) for name in ways["pillow"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"'{path}' does not hold figures of frozen features; write it with benchmarks/frozen.py") from error
+    table = "\n".join([_row(["accuracy in percent", *FROZEN_WAYS.values()]), "|---|--:|--:|", *rows])
+    parts = ["## CIFAR-100, nothing trained", FROZEN_NOTE, table, f"Measured with {where}:", f"```\n{FROZEN_COMMAND}\n```"]
+    return "\n\n".join(parts)
+
+
+FROZEN_WAYS = {"pillow": "by Pillow's rule, as everywhere here", "interpolate": "by torch's interpolate"}
+FROZEN_NOTE = (
+    "Features of the frozen backbone, all 100 classes at once, honest. Pictures of 32 pixels are enlarged to 256 and cut to 224; "
+    "the bicubic rules of Pillow and of `torch.nn.functional.interpolate` differ in a constant, which small pictures feel."
+)
+FROZEN_COMMAND = "python benchmarks/frozen.py --backbone deit_tiny_patch16_224.safetensors"
 
 
 def _row(cells: Sequence[str]) -> str:
