@@ -18,7 +18,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

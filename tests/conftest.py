@@ -20,3 +20,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a shel
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a tiny random ViT."""
     return write_backbone(tmp_path_factory.mktemp("backbone") / "tiny.safetensors")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: a worker takes a whole file, and nobody should wait for a long one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
