@@ -6,7 +6,7 @@ import torch
 
 from caprompt.errors import OptionError
 
-__all__ = ["FP8", "find_device", "find_precision"]
+__all__ = ["FP8", "find_device", "find_precision", "has_float8"]
 
 FP8 = "fp8"  # the products of the blocks in 8 bits, all else in bfloat16: `fp8.py`
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
@@ -24,6 +24,15 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def has_float8(device: torch.device) -> bool:
+    """Is this a GPU that computes with 8-bit floats?
+
+    >>> has_float8(torch.device("cpu"))
+    False
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def find_precision(name: str, device: torch.device) -> torch.dtype:
     """The numbers that a frozen backbone is held and computed in; 'auto' is bfloat16 on a GPU. What learns stays float32.
 
@@ -32,6 +41,6 @@ def find_precision(name: str, device: torch.device) -> torch.dtype:
     """
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name == FP8 and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)):
+    if name == FP8 and not has_float8(device):
         raise OptionError(f"precision '{FP8}' needs a GPU that multiplies 8-bit floats (compute capability 8.9 or more); take bf16")
     return PRECISIONS[name]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Norm", "compact_norm", "converts_float8"]
+__all__ = ["Norm", "compact_norm"]
 
 
 class _CompactNorm(torch.autograd.Function):
@@ -44,11 +44,6 @@ def compact_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """
     out: Tensor = _CompactNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
     return out
-
-
-def converts_float8(device: torch.device) -> bool:
-    """Can fused kernels on this device write 8-bit floats?"""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 class Norm(nn.LayerNorm):

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from caprompt.attention import Attention
+from caprompt.devices import has_float8
 from caprompt.errors import InputError
 from caprompt.gelu import compact_gelu, linear_gelu
-from caprompt.norms import Norm, converts_float8
+from caprompt.norms import Norm
 
 __all__ = ["NOTHING", "Adaptation", "Stem", "ViT", "ViTConfig"]
 
@@ -254,8 +255,9 @@ class ViT(nn.Module):
             return
         torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
         self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
+        bytes_for_norms = not self.cls_token.is_cuda or has_float8(self.cls_token.device)  # a CPU writes any type
         for part in self.blocks.modules():
-            if isinstance(part, Mlp) or (isinstance(part, Norm) and converts_float8(self.cls_token.device)):
+            if isinstance(part, Mlp) or (isinstance(part, Norm) and bytes_for_norms):
                 part.compact = True
 
     def last_norm(self, x: Tensor) -> Tensor:
