@@ -89,3 +89,13 @@ def test_no_more_prompts_are_chosen_than_there_are() -> None:
         build("l2p", tiny_vit(), {"pool": 3, "top": 4})
     with pytest.raises(OptionError, match="no more prompts can be chosen than the pool has"):
         build("l2p", tiny_vit(), {"pool": 3})
+
+
+def test_the_class_token_may_be_read_in_place_of_the_prompts() -> None:
+    method = made(read="class-token")
+    stem = method.vit.stem(IMAGES)
+    chosen = method.chosen(stem)[1]
+    for image, indices, logits in zip(IMAGES, chosen, method.answer(IMAGES).logits, strict=True):
+        rows = torch.cat([method.prompts[m] for m in indices])
+        tokens = method.vit.encode(image.unsqueeze(0), InFront(rows))[0]
+        torch.testing.assert_close(logits, method.head(tokens[len(rows)]), rtol=1e-4, atol=1e-5)

@@ -2,7 +2,7 @@
 
 A pool of M prompts p_m, each with a key k_m, is shared by all tasks. A pass without prompts gives an image's query q, its
 class-token feature. The N prompts whose keys are nearest to it go in front of the image's tokens, and the head reads the mean of
-what comes out at the prompts' places:
+what comes out at the prompts' places (or the class token, `read`):
 
     S(x) = the N indices m with the largest cos(q(x), k_m)
     loss = CE among the task's classes - pull * mean_x sum_{m in S(x)} cos(q(x), k_m)
@@ -13,6 +13,8 @@ Shapes: B images, M prompts of n rows, N chosen ones, C classes, D width.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -35,6 +37,9 @@ class L2POptions(Options):
     length: int = Field(5, ge=1, description="rows (tokens) of one prompt")
     top: int = Field(5, ge=1, validate_default=True, description="prompts that each image gets, those with the nearest keys")
     pull: float = Field(0.1, gt=0, description="weight of pulling the chosen keys towards the image's query")
+    read: Literal["prompts", "class-token"] = Field(
+        "prompts", description="what the head reads: the mean at the prompts' places, or the class token (as HiDe-Prompt's program)"
+    )
 
     @field_validator("top")
     @classmethod
@@ -73,8 +78,12 @@ class L2P(OwnTask):
     def logits_under(self, stem: Stem, indices: Tensor) -> Tensor:
         """One pass under each image's own prompts: (B, N) indices -> (B, C)."""
         rows = self.prompts[indices].flatten(1, 2)  # (B, N, n, D) -> (B, N n, D)
-        tokens = self.vit.encode(stem, Tokens(rows.unsqueeze(0), layers=(0,)))  # (B, N n + all others, D)
-        logits: Tensor = self.head(tokens[:, : rows.shape[1]].mean(dim=1))
+        in_front = Tokens(rows.unsqueeze(0), layers=(0,))
+        if self.options.read == "class-token":
+            features = self.vit(stem, in_front)
+        else:
+            features = self.vit.encode(stem, in_front)[:, : rows.shape[1]].mean(dim=1)  # (B, N n + all others, D) -> (B, D)
+        logits: Tensor = self.head(features)
         return logits
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:

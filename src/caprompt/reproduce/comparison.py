@@ -25,6 +25,7 @@ ROWS = (
     Row("fine-tuning, masked", "finetune"),
     Row("prompts in turn, masked", "sequential-prompt", options={"masked": True}),
     *(row for row in PROMPT_METHODS if row.method != "caprompt"),
+    Row("L2P, class token", "l2p", options={"read": "class-token"}),
     Row("InfLoRA", "inflora"),
     Row("EASE", "ease"),
     Row("SSIAT", "ssiat"),
