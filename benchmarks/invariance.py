@@ -2,8 +2,9 @@
 
     python benchmarks/invariance.py MODEL --dataset cifar100       # prints a table, writes benchmarks/results/invariance.json
 
-Every image is asked alone in float32 first. Rows: each precision and batch size against that, and against the same precision alone.
-`close` are the decisions that in half precision are made alone even in a batch (`answering.py`).
+Rows: each precision and batch size against float32 in large batches, and against the same precision alone. `again` are the close
+decisions that in half precision are made again in float32 (`answering.py`); `rounding` is how far a batch moves a logit from where
+it is alone, before that, at most and relative to the image's largest: it tells what is close.
 """
 
 from __future__ import annotations
@@ -17,47 +18,52 @@ from measuring import RESULTS, save
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.answering import CLOSE, Answering
+from caprompt.answering import Answering, close
 from caprompt.data import Samples, load_dataset
 from caprompt.feeding import Feeder
 
 
-def probabilities(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> Tensor:
-    """(N, C), with batches of this size."""
+def asked(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> tuple[Tensor, Tensor]:
+    """Probabilities, and logits before any decision is made again: (N, C) each, with batches of this size."""
     feeder = Feeder(model.backbone, model.device)
+    found, first = [], []
     with model.with_options({"precision": precision}):
         ask = Answering(model.method, size)
-        shown = feeder.plain(samples, [0] * len(samples), model.method.options, size)
-        return torch.cat([ask(images).logits.softmax(dim=1) for images, _ in shown])
+        for images, _ in feeder.plain(samples, [0] * len(samples), model.method.options, size):
+            answer = ask.together(images)
+            first.append(answer.logits.clone())
+            ask.settle(images, answer)
+            found.append(answer.logits.softmax(dim=1))
+    return torch.cat(found), torch.cat(first)
 
 
 def main() -> None:
     """Measure, print, write."""
     model = ContinualClassifier.load(args.model, backbone=args.backbone)
     samples = load_dataset(args.dataset).test.of_classes(model.classes).select(range(args.images))
-    exact = probabilities(model, samples, 1, "fp32")
+    exact, _ = asked(model, samples, args.batches[-1], "fp32")
     rows: list[dict[str, Any]] = []
     for precision in args.precisions:
-        alone = probabilities(model, samples, 1, precision)
-        best = alone.topk(2, dim=1).values
-        close = 100 * float((best[:, 0] - best[:, 1] < CLOSE).float().mean())
+        alone, alone_first = asked(model, samples, 1, precision)
         for size in args.batches:
-            found = probabilities(model, samples, size, precision)
+            found, first = asked(model, samples, size, precision)
+            moved = (first - alone_first).abs().amax(dim=1) / alone_first.abs().amax(dim=1)  # (N,)
             rows.append(
                 {
                     "precision": precision,
                     "batch": size,
-                    "close_percent": close,
+                    "again_percent": 100 * float(close(first).float().mean()) if precision != "fp32" else 0.0,
+                    "rounding": float(moved.max()),
                     **differences(found, alone, "alone"),
                     **differences(found, exact, "fp32"),
                 }
             )
     print(f"{len(samples)} images")
-    print("| precision | batch | close, % | labels unlike alone | largest difference | labels unlike fp32 | largest difference |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    print("| precision | batch | again, % | rounding | labels unlike alone | difference | labels unlike fp32 | difference |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         cells = [f"{row[f'{what}_{against}']:.3g}" for against in ("alone", "fp32") for what in ("labels", "difference")]
-        print(f"| {row['precision']} | {row['batch']} | {row['close_percent']:.2f} | {' | '.join(cells)} |")
+        print(f"| {row['precision']} | {row['batch']} | {row['again_percent']:.2f} | {row['rounding']:.1e} | {' | '.join(cells)} |")
     save("invariance", {"images": len(samples), "rows": rows}, args.out)
 
 

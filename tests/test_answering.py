@@ -5,7 +5,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.answering import Answering
+from caprompt.answering import Answering, in_float32
 from caprompt.methods import build
 from caprompt.methods.base import Answer, Method
 from caprompt.methods.linear import Linear
@@ -36,12 +36,13 @@ def test_answers_are_the_methods_own_for_full_and_short_batches(device: str, cyc
 
 
 class Rounding(Linear):
-    """A method whose logits a batch rounds otherwise than an image alone, as half precision does."""
+    """A method whose logits are rounded where its backbone is in half precision, in a batch otherwise than alone."""
 
     def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        exact = images[:, :1].flatten(1)[:, : self.classes]
-        swap = 0.02 * torch.tensor([1.0, -1.0]).repeat(len(images), self.classes // 2) if len(images) > 1 else 0.0
-        return self.answered(exact + swap, passes=len(images))
+        logits = images[:, :1].flatten(1)[:, : self.classes]
+        if self.vit.dtype != torch.float32:
+            logits = logits + 0.01 * torch.tensor([1.0, -1.0]).repeat(self.classes // 2) * (1 if len(images) > 1 else -1)
+        return self.answered(logits, passes=self.vit.dtype.itemsize)
 
 
 def rounding(dtype: torch.dtype) -> Rounding:
@@ -50,18 +51,31 @@ def rounding(dtype: torch.dtype) -> Rounding:
     return made
 
 
-def test_in_half_precision_close_decisions_are_made_alone() -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> None:
     made, images = rounding(torch.bfloat16), torch.zeros(6, 3, TINY.image_size, TINY.image_size)
     images[:, 0, 0, :4] = torch.tensor(
-        [[0.0, 0.03, -9, -9], [2, 0, 0, 0], [0, 0, 0.01, 0], [0, 3, 0, 0], [0, 0, 0, 4], [1, 1.02, 0, 0]]
+        [[0.0, 0.03, -9, -9], [2, 0, 0, 0], [1, 1.005, 0.9, -1], [0, 3, 0, 0], [0, 0, 0, 4], [1.005, 1, 0, 0]]
     )
-    labels = torch.tensor([1, 0, 2, 1, 3, 1])
-    answers = [Answering(made, 3)(part) for part in images.split(3)]
+    labels = torch.tensor([1, 0, 1, 1, 3, 0])
+    answers = [Answering(made, size)(part) for part in images.split(size)]
     assert torch.equal(torch.cat([answer.logits for answer in answers]).argmax(dim=1), labels)
-    assert torch.cat([answer.passes for answer in answers]).tolist() == [1, 3, 1, 3, 3, 1]  # 1 where it was asked alone
-    assert not torch.equal(made.answer(images).logits.argmax(dim=1), labels)
+    assert torch.cat([answer.passes for answer in answers]).tolist() == [4, 2, 4, 2, 2, 4]  # 4 bytes where it was asked again
+    plain = torch.cat([made.answer(part).logits for part in images.split(size)])
+    assert not torch.equal(plain.argmax(dim=1), labels)
+
+
+def test_the_method_in_float32_shares_all_but_the_backbone() -> None:
+    made = method("cpu")
+    made.vit.to(torch.bfloat16)
+    twin, images = in_float32(made), torch.randn(2, 3, TINY.image_size, TINY.image_size)
+    assert (twin.vit.dtype, made.vit.dtype) == (torch.float32, torch.bfloat16)
+    assert twin.head is made.head
+    torch.testing.assert_close(twin.answer(images).logits, made.answer(images).logits, rtol=0.1, atol=0.05)
 
 
 def test_in_full_precision_nothing_is_asked_twice() -> None:
     made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
-    assert Answering(made, 3)(images).passes.tolist() == [3, 3, 3]
+    ask = Answering(made, 3)
+    assert ask(images).passes.tolist() == [4, 4, 4]
+    assert "exactly" not in vars(ask)

@@ -3,25 +3,28 @@
 A batch that is too short is filled up with copies of its last image, whose answers are thrown away. An image's answer is its own,
 so company changes nothing.
 
-In bfloat16 that needs care: a batch and an image alone are multiplied by different kernels, which round differently in the third
-digit. Where the two likeliest classes are so close that this could swap them, the image is asked again, alone.
+In half precision that needs care: a batch and an image alone are multiplied by different kernels, which round differently in the
+third digit. Where the two likeliest classes are so close that this could swap them, the image is asked again in float32.
 """
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from caprompt.fp8 import release_from_fp8
 from caprompt.methods.base import Answer, Method
 from caprompt.protocols import is_released
 from caprompt.recording import recorded
 
-__all__ = ["CLOSE", "Answering", "KnownWays", "batch_for"]
+__all__ = ["CLOSE", "Answering", "KnownWays", "batch_for", "close", "in_float32"]
 
 BATCH = {"cpu": 64, "cuda": 256}  # images answered at once where nobody says
-CLOSE = 0.05  # two likeliest classes whose probabilities differ by less may be swapped by the rounding of half precision
+CLOSE = 0.03  # of the largest logit: two best ones that differ by less may be swapped by the rounding of half precision
+AGAIN = 32  # close decisions made at once; there are few in a batch
 
 
 class Answering:
@@ -41,9 +44,7 @@ class Answering:
     def __call__(self, images: Tensor) -> Answer:
         """The answer for each image: (B, 3, S, S)."""
         answer = self.together(images)
-        exact = torch.finfo(self.method.vit.dtype).bits >= 32
-        if not exact and self.size > 1 and self.method.classes > 1 and not is_released(self.method.options):
-            self.ask_close_ones_alone(images, answer)
+        self.settle(images, answer)
         return answer
 
     def together(self, images: Tensor) -> Answer:
@@ -55,17 +56,37 @@ class Answering:
             images = torch.cat([images, images[-1:].expand(self.size - count, -1, -1, -1)])
         return Answer(*(part[:count].clone() for part in self.same_work(images)))
 
-    def ask_close_ones_alone(self, images: Tensor, answer: Answer) -> None:
-        """Put the answers of close decisions in the place of those that a batch gave."""
-        best = answer.logits.softmax(dim=1).topk(2, dim=1).values  # (B, 2)
-        for row in (best[:, 0] - best[:, 1] < CLOSE).nonzero().squeeze(1).tolist():
-            own = self.alone.together(images[row : row + 1])
-            answer.logits[row], answer.task_weights[row], answer.passes[row] = own.logits[0], own.task_weights[0], own.passes[0]
+    def settle(self, images: Tensor, answer: Answer) -> None:
+        """Put answers in float32 in the place of those that half precision leaves open."""
+        exact = torch.finfo(self.method.vit.dtype).bits >= 32
+        if exact or self.method.classes == 1 or is_released(self.method.options):
+            return
+        for some in close(answer.logits).nonzero().squeeze(1).split(AGAIN):
+            own = self.exactly.together(images[some])
+            answer.logits[some], answer.task_weights[some], answer.passes[some] = own.logits, own.task_weights, own.passes
 
     @cached_property
-    def alone(self) -> Answering:
-        """The way to ask for one image."""
-        return Answering(self.method, 1)
+    def exactly(self) -> Answering:
+        """The way to ask in float32; it takes memory for a second backbone, so it is made when it is wanted."""
+        return Answering(in_float32(self.method), min(self.size, AGAIN))
+
+
+def close(logits: Tensor) -> Tensor:
+    """Which decisions rounding could turn: (B, C) -> (B,).
+
+    >>> close(torch.tensor([[8.0, 7.9, -1.0], [8.0, 7.0, -1.0], [0.010, -9.0, 0.008]]))
+    tensor([ True, False,  True])
+    """
+    best = logits.topk(2, dim=1).values  # (B, 2)
+    return best[:, 0] - best[:, 1] < CLOSE * logits.abs().amax(dim=1)
+
+
+def in_float32(method: Method) -> Method:
+    """The method with a float32 copy of its backbone; all that it has learned is shared."""
+    twin = copy.copy(method)
+    twin._modules = dict(method._modules)
+    twin.vit = release_from_fp8(method.vit.uncompiled_copy()).float()
+    return twin
 
 
 class KnownWays:

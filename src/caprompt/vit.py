@@ -14,6 +14,7 @@ Shapes: B images, N tokens (class token, registers, patches), D width, H heads o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -259,6 +260,12 @@ class ViT(nn.Module):
         for part in self.blocks.modules():
             if isinstance(part, Mlp) or (isinstance(part, Norm) and bytes_for_norms):
                 part.compact = True
+
+    def uncompiled_copy(self) -> ViT:
+        """The same network with weights of its own."""
+        twin = copy.deepcopy(self)
+        vars(twin).pop("through_blocks", None)  # what was compiled is bound to this network
+        return twin
 
     def last_norm(self, x: Tensor) -> Tensor:
         """The norm behind the last block, in float32 at least."""

@@ -9,7 +9,6 @@ in float32 and computes in the numbers that the frozen backbone is held in (auto
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
 
 import torch
@@ -42,7 +41,7 @@ class FineTune(Plain):
 
     def __init__(self, vit: ViT, options: FineTuneOptions) -> None:
         super().__init__(vit, options)
-        self.tuned = release_from_fp8(copy.deepcopy(vit)).float().requires_grad_(True)
+        self.tuned = release_from_fp8(vit.uncompiled_copy()).float().requires_grad_(True)
 
     def features(self, images: Tensor) -> Tensor:
         """Features of the trained copy: (B, D)."""
