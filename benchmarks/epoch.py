@@ -18,22 +18,11 @@ from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
 from safetensors.torch import save_file
 
 from caprompt import ContinualClassifier
-from caprompt.data import Samples, load_dataset
+from caprompt.data import load_dataset
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.optimizing import for_training
 from caprompt.recording import recorded
 from caprompt.stepping import Step
-
-
-def few(samples: Samples, each: int) -> Samples:
-    """The first images of every class."""
-    wanted = dict.fromkeys(samples.classes, each)
-    chosen = []
-    for position, label in enumerate(samples.labels):
-        if wanted[label]:
-            wanted[label] -= 1
-            chosen.append(position)
-    return samples.select(chosen)
 
 
 def measure(size: int, folder: Path) -> dict[str, Any]:
@@ -44,7 +33,7 @@ def measure(size: int, folder: Path) -> dict[str, Any]:
         "caprompt", folder / "random.safetensors", batch_size=size, epochs=2, classifier="aligned", align_epochs=1
     )
     for names in tasks[:5]:
-        model.learn(few(train.of_classes(names), 2 * size // 10 + 1))
+        model.learn(train.of_classes(names).first_of_each(2 * size // 10 + 1))
     model.learn(train.of_classes(tasks[5]))
     ended = model.history[-1]
     assert isinstance(model.method, CAPrompt)
