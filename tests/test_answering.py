@@ -65,6 +65,14 @@ def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> Non
     assert not torch.equal(plain.argmax(dim=1), labels)
 
 
+def test_a_second_backbone_is_made_only_for_close_decisions() -> None:
+    made, images = rounding(torch.bfloat16), torch.zeros(2, 3, TINY.image_size, TINY.image_size)
+    images[:, 0, 0, 1] = 3
+    ask = Answering(made, 2)
+    assert ask(images).passes.tolist() == [2, 2]
+    assert "exactly" not in vars(ask)
+
+
 def test_the_method_in_float32_shares_all_but_the_backbone() -> None:
     made = method("cpu")
     made.vit.to(torch.bfloat16)

@@ -61,7 +61,8 @@ class Answering:
         exact = torch.finfo(self.method.vit.dtype).bits >= 32
         if exact or self.method.classes == 1 or is_released(self.method.options):
             return
-        for some in close(answer.logits).nonzero().squeeze(1).split(AGAIN):
+        rows = close(answer.logits).nonzero().squeeze(1)
+        for some in rows.split(AGAIN) if len(rows) else ():
             own = self.exactly.together(images[some])
             answer.logits[some], answer.task_weights[some], answer.passes[some] = own.logits, own.task_weights, own.passes
 
