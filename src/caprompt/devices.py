@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from caprompt.errors import OptionError
 
-__all__ = ["FP8", "find_device", "find_precision", "has_float8"]
+__all__ = ["FP8", "find_device", "find_precision", "has_float8", "sent"]
 
 FP8 = "fp8"  # the products of the blocks in 8 bits, all else in bfloat16: `fp8.py`
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
@@ -22,6 +23,11 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise OptionError(f"there is no device '{name}' here; use cpu, cuda where there is a GPU, or auto") from error
     return device
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device; a GPU fetches it in its own time, and nobody waits."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def has_float8(device: torch.device) -> bool:

@@ -159,9 +159,10 @@ class ContinualClassifier:
         listen(CallEnded(len(self.classes), time.perf_counter() - began))
 
     def _plain(self, samples: Samples, feeder: Feeder) -> Batches:
-        return Repeatable(lambda: self._shown(samples, feeder, groups=self._targets(samples)))
+        size = batch_for(len(samples), None, self.device)
+        return Repeatable(lambda: self._shown(samples, feeder, self._targets(samples), size))
 
-    def _shown(self, samples: Samples, feeder: Feeder, groups: Sequence[int], batch_size: int = 64) -> Batches:
+    def _shown(self, samples: Samples, feeder: Feeder, groups: Sequence[int], batch_size: int) -> Batches:
         """Every image once, un-augmented; `groups` says which of them a released program would show together."""
         for part, size in protocols.shown_together(self.method.options, groups, batch_size):
             chosen = samples.select(part)

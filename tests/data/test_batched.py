@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from caprompt.data.bank import stacked
+from caprompt.data.bank import PixelBank, stacked
 from caprompt.data.batched import render_batch
 from caprompt.data.images import Pixels
 from caprompt.data.transforms import EvalTransform, TrainTransform, Transform, View, render
@@ -68,3 +68,16 @@ def test_company_in_a_batch_changes_no_pixel() -> None:
     together = render_batch(stacked([small, large], CPU), [recipe.view(24, 20), recipe.view(70, 90)], recipe)
     alone = render_batch(stacked([small], CPU), [recipe.view(24, 20)], recipe)
     torch.testing.assert_close(together[:1], alone)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_on_a_gpu_rendering_waits_for_nothing() -> None:
+    device = torch.device("cuda")
+    recipe = TrainTransform(32, (0.5,) * 3, (0.2,) * 3)
+    bank = PixelBank([np.zeros((8, 9, 3), np.uint8)] * 4, device)
+    views = [recipe.view(9, 8, np.random.default_rng(number)) for number in range(4)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        render_batch(bank.take(np.arange(4)), views, recipe)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprompt.data.images import Pixels
+from caprompt.devices import sent
 
 __all__ = ["PixelBank", "stacked"]
 
@@ -52,7 +53,7 @@ class PixelBank:
             return stacked([self.pixels(int(position)) for position in positions], self.device)
         shapes = self.shapes[positions]
         table = np.concatenate([self.starts[positions, None], shapes], axis=1)  # (B, 3)
-        start, height, width = torch.from_numpy(table).to(self.device, non_blocking=True)[:, :, None, None].unbind(1)
+        start, height, width = sent(torch.from_numpy(table), self.device)[:, :, None, None].unbind(1)
         rows = torch.arange(shapes[:, 0].max(), device=self.device)[:, None]
         columns = torch.arange(shapes[:, 1].max(), device=self.device)
         # The padding repeats the last row and column, so that every address is the picture's own.
@@ -71,7 +72,7 @@ def stacked(pictures: Sequence[Pixels], device: torch.device) -> Tensor:
     batch = np.zeros((len(pictures), height, width, 3), np.uint8)
     for row, pixels in zip(batch, pictures, strict=True):
         row[: pixels.shape[0], : pixels.shape[1]] = pixels
-    return torch.from_numpy(batch).to(device)
+    return sent(torch.from_numpy(batch), device)
 
 
 def _noting(pictures: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from caprompt.data.bank import PixelBank, stacked
 from caprompt.data.batched import render_batch
+from caprompt.data.images import Pixels
 from caprompt.data.prefetch import in_order
 from caprompt.data.samples import Samples
 from caprompt.data.store import ImageStore
 from caprompt.data.transforms import Transform, View, render
+from caprompt.devices import sent
 
 __all__ = ["banked_batches", "batches", "streamed_batches"]
 
@@ -64,12 +66,15 @@ def streamed_batches(
     workers: int = 2,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The same in the order of the samples and rendered on `device`; for pictures that are looked at once."""
-    order = visiting_order(samples, targets, None, shuffle=False)
-    with closing(in_order(store.get, samples.pictures, workers, ahead=BATCHES_AHEAD * batch_size)) as pictures:
-        for part in parts(order, batch_size):
-            pixels = list(islice(pictures, batch_size))
-            views = [view_of(transform, picture.shape, None, int(position)) for picture, position in zip(pixels, part, strict=True)]
-            yield render_batch(stacked(pixels, device), views, transform), targets_of(targets, part).to(device)
+
+    def prepare(part: NDArray[np.int64]) -> tuple[list[Pixels], list[View]]:
+        pixels = [store.get(samples.pictures[position]) for position in part]
+        return pixels, [view_of(transform, each.shape, None, int(position)) for each, position in zip(pixels, part, strict=True)]
+
+    chunks = list(parts(visiting_order(samples, targets, None, shuffle=False), batch_size))
+    with closing(in_order(prepare, chunks, workers, ahead=BATCHES_AHEAD)) as prepared:
+        for part, (pixels, views) in zip(chunks, prepared, strict=True):
+            yield render_batch(stacked(pixels, device), views, transform), sent(targets_of(targets, part), device)
 
 
 def banked_batches(
@@ -84,7 +89,7 @@ def banked_batches(
     chunks = list(parts(order, batch_size))
     with closing(in_order(prepare, chunks, workers=1, ahead=2 * BATCHES_AHEAD)) as views:
         for part, seen in zip(chunks, views, strict=True):
-            yield render_batch(bank.take(part), seen, transform), targets_of(targets, part).to(bank.device, non_blocking=True)
+            yield render_batch(bank.take(part), seen, transform), sent(targets_of(targets, part), bank.device)
 
 
 def visiting_order(pictures: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:
