@@ -164,3 +164,11 @@ def test_write_json_replaces_whole(tmp_path: Path) -> None:
     checkpoint.write_json(tmp_path / "deep" / "a.json", {"x": 2})
     assert json.loads((tmp_path / "deep" / "a.json").read_text()) == {"x": 2}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.json"]
+
+
+def test_the_configuration_is_read_without_the_large_file(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, saved(3))
+    (tmp_path / checkpoint.STATE).unlink()
+    assert checkpoint.read_config(tmp_path)["number"] == 3
+    with pytest.raises(ModelFolderError, match="does not hold a caprompt model"):
+        checkpoint.read_config(tmp_path / "elsewhere")

@@ -119,7 +119,7 @@ def keep_with_run(model: Path, document: dict[str, Any]) -> None:
 
     home = model.resolve().parent
     if (home / "run.json").is_file():
-        state = checkpoint.read(model).config["files"][checkpoint.STATE]
+        state = checkpoint.read_config(model)["files"][checkpoint.STATE]
         checkpoint.write_json(home / AUDIT, {**document, "state": state})
 
 

@@ -14,10 +14,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -27,9 +27,10 @@ from torch import Tensor
 from caprompt import __version__
 from caprompt.errors import ModelFolderError
 
-__all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "write", "write_bytes", "write_json"]
+__all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "read_config", "write", "write_bytes", "write_json"]
 
 FORMAT = 1
+T = TypeVar("T")
 READS = 4  # how often a folder that seems damaged is looked at before that is said
 CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"
 
@@ -66,21 +67,26 @@ def write(folder: Path, saved: Saved) -> None:
 
 
 def read(folder: Path) -> Saved:
-    """Read a folder and check all of it; anything amiss is said in one sentence.
+    """Read a folder and check all of it; anything amiss is said in one sentence."""
+    return _persistently(_read, folder)
 
-    A reader may meet a writer in the middle of its moves and see files of two versions: then it looks again.
-    """
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The configuration alone, for questions that the large file need not be read for."""
+    return _persistently(_checked_config, folder)
+
+
+def _persistently(look: Callable[[Path], T], folder: Path) -> T:
+    """A reader may meet a writer in the middle of its moves and see files of two versions: then it looks again."""
     for _ in range(READS - 1):
         try:
-            return _read(folder)
+            return look(folder)
         except (ModelFolderError, FileNotFoundError):
             time.sleep(0.02)
-    return _read(folder)
+    return look(folder)
 
 
 def _read(folder: Path) -> Saved:
-    if not exists(folder):
-        raise ModelFolderError(f"'{folder}' does not hold a caprompt model (no {CONFIG} there)")
     config = _checked_config(folder)
     files = {name: _checked_file(folder, name, digest) for name, digest in config["files"].items()}
     try:
@@ -149,6 +155,8 @@ def _write_through(path: Path, content: bytes) -> None:
 
 
 def _checked_config(folder: Path) -> dict[str, Any]:
+    if not exists(folder):
+        raise ModelFolderError(f"'{folder}' does not hold a caprompt model (no {CONFIG} there)")
     try:
         config: dict[str, Any] = json.loads(_current(folder, CONFIG).read_bytes())
         version = int(config["format"])

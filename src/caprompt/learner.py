@@ -118,7 +118,7 @@ class ContinualClassifier:
 
     def _check_home(self, home: Path) -> None:
         """A call may only be saved over the very model it continues, not over what someone else has saved since."""
-        if checkpoint.exists(home) and checkpoint.read(home).config["calls"] != self.calls:
+        if checkpoint.exists(home) and checkpoint.read_config(home)["calls"] != self.calls:
             raise ModelFolderError(
                 f"the model in '{home}' is not the one that is learning; load it again, or choose another folder"
             )

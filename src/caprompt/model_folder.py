@@ -22,8 +22,8 @@ def call_was_stopped(folder: Path) -> bool:
     """Does a checkpoint lie in this folder that a later call has not made obsolete?"""
     if not checkpoint.exists(folder / IN_PROGRESS):
         return False
-    finished = checkpoint.read(folder).config["calls"] if checkpoint.exists(folder) else 0
-    return bool(checkpoint.read(folder / IN_PROGRESS).config["calls"] == finished)
+    finished = checkpoint.read_config(folder)["calls"] if checkpoint.exists(folder) else 0
+    return bool(checkpoint.read_config(folder / IN_PROGRESS)["calls"] == finished)
 
 
 def stopped_call(home: Path, config: Mapping[str, Any], digest: str) -> checkpoint.Saved | None:

@@ -53,6 +53,6 @@ def after_interrupt(folder: Path, calls_before: int) -> str:
     """What Ctrl-C during `learn` has left, in a sentence."""
     if call_was_stopped(folder):
         return "Stopped; --resume goes on after the last whole epoch."
-    if checkpoint.exists(folder) and checkpoint.read(folder).config["calls"] > calls_before:
+    if checkpoint.exists(folder) and checkpoint.read_config(folder)["calls"] > calls_before:
         return f"Stopped, but everything had been learned and saved in '{folder}' already."
     return "Stopped before the first epoch was over; nothing was changed."

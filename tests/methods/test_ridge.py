@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from caprompt.methods.ridge import STRENGTHS, RidgeHead, held_out_errors
+from caprompt.methods.ridge import STRENGTHS, RidgeHead, halved, held_out_errors, whole
 
 
 def hidden(count: int, width: int = 12, seed: int = 0) -> Tensor:
@@ -110,3 +110,13 @@ def test_strength_does_not_drown_in_rounding() -> None:
     ridge.solve()
     assert 1e-8 < ridge.strength < 1
     torch.testing.assert_close(ridge(x), torch.nn.functional.one_hot(y).float(), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_half_of_the_sums_is_kept_and_what_is_solved_comes_back_to_the_last_bit(size: int) -> None:
+    square = torch.randn(size, size, generator=torch.Generator().manual_seed(0))  # above the diagonal it may say anything
+    half = halved(square)
+    back = whole(half, size)
+    assert half.numel() <= (size + 1) * (size + 2) / 2
+    assert torch.equal(back, back.T)
+    assert torch.equal(back.tril(), square.tril())

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from caprompt.methods.base import Head
 
-__all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "held_out_errors"]
+__all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "halved", "held_out_errors", "whole"]
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))
 HELD_OUT = 0.2
@@ -82,10 +82,18 @@ class RidgeHead(Head):
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight.to(hidden))  # (n, M) -> (n, C)
 
+    def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """G is symmetric, and nearly all of a model's file: half of it will do."""
+        super()._save_to_state_dict(state, prefix, keep_vars)
+        state[f"{prefix}gram"] = halved(self.gram)
+
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """The sums over images are there only if images have been seen, so their size is the saved one."""
-        saved = state.get(f"{prefix}gram", self.gram)
-        self.gram = self.gram.new_zeros(saved.shape)
+        name = f"{prefix}gram"
+        if name in state:
+            gram = whole(state[name], self.sums.shape[1])
+            self.gram = self.gram.new_zeros(gram.shape)
+            state = {**state, name: gram}
         super()._load_from_state_dict(state, prefix, *rest)
 
 
@@ -140,6 +148,35 @@ class RandomRidge(Head):
         """(n, D) -> (n, C), in float64: sums of thousands of terms would let the size of a batch show in the fifth digit."""
         out: Tensor = self.ridge(F.relu(features.double() @ self.projection.double()))
         return out.to(features)
+
+
+def halved(square: Tensor) -> Tensor:
+    """A symmetric matrix without what it says twice: (M, M) -> (M / 2, M + 1), an odd M first made even.
+
+    With quarters A C^T / C D: C, and beside it the lower halves of A, turned, and D, which fit into one rectangle. What lies below
+    the diagonal is kept to the last bit, and nothing else is read by the Cholesky decomposition.
+    """
+    if not len(square):
+        return square
+    square = F.pad(square, (0, len(square) % 2, 0, len(square) % 2))
+    half = len(square) // 2
+    corners = F.pad(square[:half, :half].tril().T, (1, 0)) + F.pad(square[half:, half:].tril(), (0, 1))  # (M / 2, M / 2 + 1)
+    return torch.cat([square[half:, :half], corners], dim=1)
+
+
+def whole(half: Tensor, size: int) -> Tensor:
+    """What `halved` was given: (M / 2, M + 1) -> (M, M).
+
+    >>> square = torch.tensor([[1.0, 2, 3], [2, 4, 5], [3, 5, 6]])
+    >>> halved(square).shape, torch.equal(whole(halved(square), 3), square)
+    (torch.Size([2, 5]), True)
+    """
+    if not len(half):
+        return half
+    rows = len(half)
+    first, below, last = half[:, rows + 1 :].triu().T, half[:, :rows], half[:, rows:-1].tril()
+    first, last = (lower + lower.tril(-1).T for lower in (first, last))
+    return torch.cat([torch.cat([first, below.T], dim=1), torch.cat([below, last], dim=1)])[:size, :size]
 
 
 def held_out_errors(fit: Tensor, fit_targets: Tensor, held: Tensor, held_targets: Tensor) -> Tensor:
