@@ -22,8 +22,9 @@ from torch import Tensor
 
 from caprompt.experiment import environment
 from caprompt.fp8 import hold_in_fp8
-from caprompt.methods.caprompt import CAPrompt, concave_gap, linear_loss
+from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.constraints import concave_gap, linear_loss
 from caprompt.methods.prefix import Prefix
 from caprompt.norms import Norm
 from caprompt.vit import Mlp, ViT, ViTConfig

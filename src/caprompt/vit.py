@@ -216,17 +216,6 @@ class ViT(nn.Module):
         # that `tokens` hooks put in front push it back.
         return self.through_blocks(stem, adaptation, at=-stem.patches - self.config.registers - 1)[:, 0]
 
-    def class_and_patches(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
-        """The class-token feature, and beside it the mean patch as it enters the last block, normed: (B, 2 D).
-
-        The last block computes no patches, so these cost nothing; they hold what the class token has not asked for yet.
-        """
-        stem = images if isinstance(images, Stem) else self.stem(images)
-        at = -stem.patches - self.config.registers - 1
-        token, patches = self.through_blocks(stem, adaptation, at=at, pooled=True).unbind(dim=1)
-        feature = self.last_norm(token)
-        return torch.cat([feature, F.layer_norm(patches.to(feature), patches.shape[1:], eps=self.config.norm_eps)], dim=1)
-
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
         """All tokens after the last norm: (B, 3, height, width), or their stem -> (B, N, D)."""
         stem = images if isinstance(images, Stem) else self.stem(images)
@@ -240,15 +229,13 @@ class ViT(nn.Module):
         patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
         return Stem(x, normed, first.attn.qkv(normed), patches)
 
-    def through_blocks(self, stem: Stem, adaptation: Adaptation, at: int | None, pooled: bool = False) -> Tensor:
-        """The blocks one after another; the last one may give a single token, and the mean patch before it be put behind that."""
+    def through_blocks(self, stem: Stem, adaptation: Adaptation, at: int | None) -> Tensor:
+        """The blocks one after another; the last one may give a single token."""
         x, last = stem.tokens, len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            if pooled and layer == last:
-                mean = x[:, -stem.patches :].mean(dim=1, keepdim=True)  # (B, 1, D)
             call = partial(block, adaptation=adaptation, stem=stem if layer == 0 else None, at=at if layer == last else None)
             x = checkpoint(call, x, use_reentrant=False) if self.recompute and torch.is_grad_enabled() else call(x)
-        return torch.cat([x, mean], dim=1) if pooled else x
+        return x
 
     def compile_blocks(self) -> None:
         """Let the compiler fuse kernels across the blocks; it pays when many batches of one size follow. Once is enough."""

@@ -50,7 +50,6 @@ def check_batch_invariance(make: Make) -> None:
         {"cycles": 3},
         {"first_pass": "query"},
         {"classifier": "aligned"},
-        {"patches": True},
         {"aggregation": False},
     ]
     switches += [{"adapt_first": False}]

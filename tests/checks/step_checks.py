@@ -31,7 +31,6 @@ SWITCHES: list[dict[str, object]] = [
     {"cycles": 3},
     {"first_pass": "query"},
     {"classifier": "aligned"},
-    {"patches": True},
     {"aggregation": False},
     {"alpha": 0.0},
     {"beta": 0.0},

@@ -7,7 +7,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt, concave_gap, linear_loss
+from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.caprompt_options import CAPromptOptions
 
 
@@ -150,20 +150,6 @@ def test_the_head_learns_from_the_cross_entropy_alone_and_only_in_its_new_rows()
     assert method.head.weight.grad is not None
     assert method.head.weight.grad[:3].abs().max() == 0
     assert method.head.weight.grad[3:].abs().max() > 0
-
-
-def test_concave_gap_is_jensens_inequality() -> None:
-    """For a concave prediction (here the square root) the gap is never positive, for a convex one never negative."""
-    p, a, b = torch.rand(3, 100, generator=torch.Generator().manual_seed(1))
-    mixed = p * a + (1 - p) * b
-    assert (concave_gap(p, a.sqrt(), b.sqrt(), mixed.sqrt()) <= 1e-6).all()
-    assert (concave_gap(p, a.square(), b.square(), mixed.square()) >= -1e-6).all()
-
-
-def test_linear_loss_is_zero_on_a_line_and_two_backwards() -> None:
-    first, step = torch.randn(2, TINY.depth, 2, 2, TINY.width, generator=torch.Generator().manual_seed(2))
-    assert float(linear_loss(first + 3 * step, first + step, first)) == pytest.approx(0, abs=1e-6)
-    assert float(linear_loss(first - step, first + step, first)) == pytest.approx(2, abs=1e-6)
 
 
 def test_confident_images_do_not_divide_by_zero() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt, concave_gap
+from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.constraints import concave_gap
 from caprompt.vit import ViT, ViTConfig
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "caprompt_step.npz"

@@ -111,12 +111,20 @@ def test_nothing_is_drawn_from_statistics() -> None:
     assert {name for name, _ in method.statistics.named_buffers()} == {"count", "mean"}
 
 
-def test_with_patches_the_regression_reads_twice_as_much() -> None:
-    method, (images, _) = learned(patches=True), shown([0, 1, 2, 3, 4, 5], seed=7)
-    assert method.ridge is not None
-    stem = method.vit.stem(images)
-    seen = method.vit.class_and_patches(stem, method.prefix(method.for_all(method.earlier[0], stem)))
-    assert seen.shape == (6, 2 * TINY.width)
-    torch.testing.assert_close(method.first_logits(stem), 20 * method.ridge(seen))
-    assert method.statistics.mean.shape == (6, TINY.width)
-    assert not torch.allclose(method.answer(images).logits, learned().answer(images).logits, atol=1e-3)
+def test_auto_stops_where_the_answer_is_sure_or_given_twice() -> None:
+    method, (images, _) = (
+        learned(cycles="auto", sure=0.6, settled=1e-9, max_cycles=4, ridge_scale=3.0),
+        shown([0, 1, 2, 3, 4, 5] * 6, seed=7),
+    )
+    stem, answer = method.vit.stem(images), method.answer(images)
+    with torch.no_grad():
+        by_pass = [method.first_logits(stem)]
+        for _ in range(3):
+            by_pass.append(method.logits_under(stem, method.next_weights(by_pass[-1])))
+    assert len(set(answer.passes.tolist())) > 1, "images should need different numbers of passes here"
+    for row, passes in enumerate(answer.passes.tolist()):
+        said = [int(logits[row].argmax()) for logits in by_pass]
+        sure = [float(logits[row].softmax(dim=0).max()) >= 0.6 for logits in by_pass]
+        final = [sure[cycle] or (cycle > 0 and said[cycle] == said[cycle - 1]) for cycle in range(3)] + [True]
+        assert passes == final.index(True) + 1
+        torch.testing.assert_close(answer.logits[row], by_pass[passes - 1][row], rtol=0, atol=1e-4)

@@ -7,7 +7,7 @@ from caprompt.methods import find
 from caprompt.reproduce.targets import TARGETS, chosen
 
 NAMES = ["table1", "table2", "table3", "ablation", "table-taskid", "table-backbones"]
-NAMES += ["fig-curve", "fig-cycles", "fig-tsne", "fig-params", "fig-hyper", "theorem", "comparison"]
+NAMES += ["fig-curve", "fig-cycles", "fig-tsne", "fig-params", "fig-hyper", "theorem", "comparison", "orders"]
 
 
 def test_every_table_and_figure_of_the_paper_and_one_more() -> None:

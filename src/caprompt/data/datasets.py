@@ -28,6 +28,7 @@ from caprompt.errors import DataError, UnknownNameError
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "fetch_dataset", "load_dataset"]
 
 FOLDER_TASKS = 5  # where nobody says how many
+MANY_IMAGES = {"projections": 10_000}  # a regression on tens of thousands of images has use for a wide projection
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=CIFAR100.archive,
             load=load_cifar100,
             tasks=10,
-            options={"crop_scale": (0.08, 1.0), "brightness": 63 / 255},
+            options=MANY_IMAGES,
             official=CIFAR100,
         ),
         DatasetInfo(
@@ -88,7 +89,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=IMAGENET_R.archive,
             load=load_imagenet_r,
             tasks=10,
-            options={"crop_scale": (0.05, 1.0)},
+            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
             official=IMAGENET_R,
         ),
         DatasetInfo(
@@ -97,7 +98,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=CUB200.archive,
             load=load_cub200,
             tasks=10,
-            options={"crop_scale": (0.05, 1.0)},
+            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
             official=CUB200,
         ),
         DatasetInfo(
@@ -106,7 +107,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=TINY_IMAGENET.archive,
             load=load_tiny_imagenet,
             tasks=10,
-            options={"crop_scale": (0.05, 1.0)},
+            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
             official=TINY_IMAGENET,
         ),
     )

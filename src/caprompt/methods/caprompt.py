@@ -25,12 +25,13 @@ from caprompt import replay
 from caprompt.class_statistics import Statistics
 from caprompt.methods.base import Answer, Batches, GrowingHead, Method, register
 from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.constraints import concave_gap, linear_loss
 from caprompt.methods.prefix import Prefix, prompted_layers, random_prompt
 from caprompt.methods.released import misread
 from caprompt.methods.ridge import RandomRidge
-from caprompt.vit import NOTHING, Stem, ViT
+from caprompt.vit import Stem, ViT
 
-__all__ = ["CAPrompt", "concave_gap", "linear_loss"]
+__all__ = ["CAPrompt"]
 
 
 @register("caprompt")
@@ -50,7 +51,7 @@ class CAPrompt(Method):
         self.register_buffer("earlier", start.new_empty(0, *start.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
         self.statistics = replay.build(options, width) if aligned else Statistics(width)
-        self.ridge = None if aligned else RandomRidge(width * (1 + options.patches), options.projections)
+        self.ridge = None if aligned else RandomRidge(width, options.projections)
 
     earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
 
@@ -87,12 +88,6 @@ class CAPrompt(Method):
         """Prompts as the ViT takes them."""
         return Prefix(rows.to(self.vit.dtype), self.layers)
 
-    def seen_under(self, stem: Stem, rows: Tensor | None) -> Tensor:
-        """What the classifier reads of images under their prompts, or under none: (L, 2, B, n, D) -> (B, D), or (B, 2 D)."""
-        if self.ridge is not None and self.options.patches:
-            return self.vit.class_and_patches(stem, NOTHING if rows is None else self.prefix(rows))
-        return self.vit(stem) if rows is None else self.features_under(stem, rows)
-
     def mix(self, weights: Tensor) -> Tensor:
         """Eq. 2: each image's own mixture, (B, T) weights -> (L, 2, B, n, D)."""
         return self.mix_earlier(weights[:, :-1]) + weights[:, -1, None, None] * self.prompt.unsqueeze(2)
@@ -115,12 +110,13 @@ class CAPrompt(Method):
         A regression only ever adds images up, so what it reads may not change: it takes the first prompt, frozen after its task.
         """
         if self.starts_without_prompt:
-            return self.seen_under(stem, None)
+            features: Tensor = self.vit(stem)
+            return features
         prompt = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes) if self.ridge is None else self.prompts[0]
-        return self.seen_under(stem, self.for_all(prompt, stem))
+        return self.features_under(stem, self.for_all(prompt, stem))
 
     def read(self, features: Tensor) -> Tensor:
-        """Logits of what any pass has seen: (B, D) or (B, 2 D) -> (B, C)."""
+        """Logits of what any pass has seen: (B, D) -> (B, C)."""
         logits: Tensor = self.head(features) if self.ridge is None else self.options.ridge_scale * self.ridge(features)
         return logits
 
@@ -136,7 +132,7 @@ class CAPrompt(Method):
 
     def logits_under(self, stem: Stem, weights: Tensor) -> Tensor:
         """One pass with prompts mixed by these weights: (B, C)."""
-        return self.read(self.seen_under(stem, self.mix(weights)))
+        return self.read(self.features_under(stem, self.mix(weights)))
 
     def next_weights(self, logits: Tensor) -> Tensor:
         """Eq. 9: task probabilities from class logits, (B, C) -> (B, T)."""
@@ -211,7 +207,7 @@ class CAPrompt(Method):
     def mixed_features(self, images: Tensor) -> Tensor:
         """Features as the second pass over images sees them: (B, D)."""
         stem = self.vit.stem(images)
-        return self.seen_under(stem, self.mix(self.chosen(self.next_weights(self.first_logits(stem)))))
+        return self.features_under(stem, self.mix(self.chosen(self.next_weights(self.first_logits(stem)))))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """What the images tell about their classes, merged with what is known of them."""
@@ -224,7 +220,7 @@ class CAPrompt(Method):
             # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
             self.teach_first_pass(batches, seen if len(self.task_sizes) > 1 else torch.ones_like(seen), generator)
             pairs = [(self.mixed_features(images), labels) for images, labels in batches]
-            self.statistics.observe_all((features[:, : self.statistics.width], labels) for features, labels in pairs)
+            self.statistics.observe_all(pairs)
             self.ridge.learn(pairs, generator)
 
     # -- prediction --------------------------------------------------------------------------------------------------------
@@ -251,17 +247,18 @@ class CAPrompt(Method):
         return self.options.cycles != "auto" and self.options.protocol == "honest"
 
     def answer_until_settled(self, stem: Stem) -> Answer:
-        """As many cycles as each image needs: those whose weights have settled leave the batch, so the rest gets cheaper."""
+        """As many cycles as each image needs: those that have settled leave the batch, so the rest gets cheaper."""
         logits = self.first_logits(stem)
         weights = self.equal_weights(logits)
         passes = torch.ones_like(weights[:, 0], dtype=torch.long)
-        active = torch.arange(len(logits), device=logits.device)
+        active, said = torch.arange(len(logits), device=logits.device), torch.full_like(passes, -1)
         for cycle in range(1, self.options.max_cycles):
             proposed = self.chosen(self.next_weights(logits[active]))
-            moving = (proposed - weights[active]).abs().amax(dim=1) >= self.options.settled
+            going_on = ~self.settled(logits[active], said[active], proposed - weights[active])
             if cycle == 1 and self.starts_without_prompt:
-                moving[:] = True  # nothing can have settled before the first prompted pass
-            active, proposed = active[moving], proposed[moving]
+                going_on[:] = True  # nothing can have settled before the first prompted pass
+            active, proposed = active[going_on], proposed[going_on]
+            said[active] = logits[active].argmax(dim=1)
             if not len(active):
                 break
             weights[active] = proposed
@@ -269,25 +266,15 @@ class CAPrompt(Method):
             passes[active] += 1
         return Answer(logits, weights, passes)
 
+    def settled(self, logits: Tensor, said: Tensor, change: Tensor) -> Tensor:
+        """Whom another pass would tell nothing: (n, C) logits, (n,) answers before, (n, T) change of weights -> (n,).
+
+        A regression has learned from first passes and from mixed ones: a sure answer of it is final, and so is one given twice.
+        """
+        settled = change.abs().amax(dim=1) < self.options.settled
+        best = logits.softmax(dim=1).max(dim=1)
+        return settled if self.ridge is None else settled | (best.values >= self.options.sure) | (best.indices == said)
+
     def chosen(self, weights: Tensor) -> Tensor:
         """The weights as they are, or without aggregation the likeliest task alone."""
         return weights if self.options.aggregation else F.one_hot(weights.argmax(dim=1), weights.shape[1]).to(weights)
-
-
-def concave_gap(p_now: Tensor, g_now: Tensor, g_old: Tensor, g_mixed: Tensor) -> Tensor:
-    """Eq. 6: how far the mixture falls short of mixing the predictions; at most zero where the prediction is concave.
-
-    >>> concave_gap(torch.tensor(0.25), torch.tensor(0.8), torch.tensor(0.4), torch.tensor(0.5))
-    tensor(0.)
-    """
-    return p_now * g_now + (1 - p_now) * g_old - g_mixed
-
-
-def linear_loss(now: Tensor, previous: Tensor, first: Tensor) -> Tensor:
-    """Eq. 8 over the full width, averaged over layers, keys and values, and rows: each prompt is (L, 2, n, D).
-
-    >>> first = torch.zeros(1, 2, 1, 3)
-    >>> round(float(linear_loss(first + 2, first + 1, first)), 6)
-    0.0
-    """
-    return 1 - F.cosine_similarity(now - first.detach(), previous.detach() - first.detach(), dim=-1).mean()

@@ -28,6 +28,9 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     )
     max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
     settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
+    sure: float = Field(
+        0.95, gt=0, description="cycles='auto', classifier='ridge': an answer at least this probable needs no further pass"
+    )
     aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
     classifier: Literal["ridge", "aligned"] = Field(
         "ridge",
@@ -38,11 +41,18 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         "prompted",
         description="'query' has no prompt; else the first task's, or with classifier='aligned' all mixed equally",
     )
-    projections: int = Field(5000, ge=1, description="classifier='ridge': random projections; a model's file holds their square")
-    patches: bool = Field(False, description="classifier='ridge': it reads the mean patch beside the class token")
+    projections: int = Field(
+        5000, ge=1, description="classifier='ridge': random projections; a model's file grows with their square"
+    )
     ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': logits are this times the regression")
 
-    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {"cycles", "max_cycles", "settled", "ridge_scale"}
+    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {
+        "cycles",
+        "max_cycles",
+        "settled",
+        "sure",
+        "ridge_scale",
+    }
 
     @field_validator("classifier")
     @classmethod

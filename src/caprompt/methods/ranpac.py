@@ -28,7 +28,7 @@ __all__ = ["RanPAC", "RanPACOptions"]
 class RanPACOptions(AdapterOptions, ScoreOptions):
     """The projection, and whether the features are adapted before."""
 
-    projections: int = Field(10_000, ge=1, description="width of the random projection; a model's file holds its square")
+    projections: int = Field(10_000, ge=1, description="width of the random projection; a model's file grows with its square")
     adapt_first: bool = Field(True, description="train an adapter on the first task, then freeze it; if false, train nothing")
 
 

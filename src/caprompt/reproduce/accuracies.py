@@ -12,7 +12,7 @@ from caprompt.reproduce.measures import given_task
 from caprompt.reproduce.published import leaks, published
 from caprompt.reproduce.sheets import OURS, PUBLISHED, Column, Entry, Line, Sheet, mean_of
 
-__all__ = ["LINEAR", "OWN", "PROMPT_METHODS", "TARGETS"]
+__all__ = ["IDEAS", "LINEAR", "OWN", "PROMPT_METHODS", "TARGETS"]
 
 OWN = Row("CAPrompt with ridge", options={"classifier": "ridge"})  # what we recommend; the paper does not have it
 PROMPT_METHODS = (
@@ -29,12 +29,11 @@ PROMPT_METHODS = (
 LINEAR = (Row.paper("CAPrompt without L_l", beta=0.0), Row.paper("CAPrompt"))  # the constraint that lays prompts on a line
 RECIPE = {"init": "uniform", "head_rate": 0.1, "learning_rate": 3e-3}  # the paper's, within the effort that all methods have
 IDEAS = (
-    Row.paper("the paper's recipe", **RECIPE),
+    Row.paper("CAPrompt, the paper's recipe", **RECIPE),
     Row.paper("+ small first prompts, head at full rate", learning_rate=3e-3),
     Row("+ regression, first pass alone", options={"classifier": "ridge", "learning_rate": 3e-3, "cycles": 1}),
     Row("+ aggregation", options={"classifier": "ridge", "learning_rate": 3e-3}),
     OWN,  # at a higher rate
-    Row("+ mean patch", options={"classifier": "ridge", "patches": True}),
 )
 BACKBONES = {"own": "", "iBOT-1k": "vit_base_patch16_224.ibot", "DINO-1k": "vit_base_patch16_224.dino"}
 

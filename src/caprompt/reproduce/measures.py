@@ -16,7 +16,8 @@ from caprompt.data import Samples
 from caprompt.errors import InputError
 from caprompt.feeding import Feeder
 from caprompt.learner import ContinualClassifier
-from caprompt.methods.caprompt import CAPrompt, concave_gap
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.methods.constraints import concave_gap
 from caprompt.protocols import is_released, protocol
 
 __all__ = ["by_cycles", "concavity", "costs", "first_layer_keys", "given_task", "trained_numbers"]

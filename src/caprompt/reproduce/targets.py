@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from caprompt.errors import UnknownNameError
-from caprompt.reproduce import accuracies, comparison, figures, theorem
+from caprompt.reproduce import accuracies, comparison, figures, orders, theorem
 from caprompt.reproduce.evidence import Target
 
 __all__ = ["ALL", "TARGETS", "chosen"]
 
 ALL = "all"
-FAMILIES = (accuracies, figures, theorem, comparison)
+FAMILIES = (accuracies, figures, theorem, comparison, orders)
 TARGETS: dict[str, Target] = {target.name: target for family in FAMILIES for target in family.TARGETS}
 
 
