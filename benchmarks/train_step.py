@@ -83,9 +83,10 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     gc.collect()  # the float64 network that errors were measured against
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() / 1e9  # network, prompts, images
     seconds = median_seconds(lambda: call(images, labels))
-    memory = torch.cuda.max_memory_allocated() / 1e9
-    found = {"variant": name, "batch": size, "images_per_s": size / seconds, "ms": seconds * 1e3, "gb": memory}
+    memory = {"gb": torch.cuda.max_memory_allocated() / 1e9, "gb_before": before}
+    found = {"variant": name, "batch": size, "images_per_s": size / seconds, "ms": seconds * 1e3, **memory}
     share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
     return {**found, "share_of_ceiling": share, **accuracy}
 

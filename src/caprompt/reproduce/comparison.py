@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from caprompt.reproduce.accuracies import IDEAS, PROMPT_METHODS
+from caprompt.reproduce.accuracies import PROMPT_METHODS
 from caprompt.reproduce.drawing import dots
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
@@ -32,7 +32,6 @@ ROWS = (
     Row("RanPAC", "ranpac"),
     Row("RanPAC, 20 epochs", "ranpac", options={"epochs": 20}),
     *(row for row in PROMPT_METHODS if row.method == "caprompt"),
-    IDEAS[0],
     Row("joint prompts", "sequential-prompt", options={"joint": True}),
     Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
 )
