@@ -24,8 +24,8 @@ def test_every_order_has_a_column_and_means_follow(tmp_path: Path) -> None:
         assert isinstance(first, Figure)
         assert isinstance(mean, Figure)
         assert isinstance(lost, Figure)
-        assert second == Figure(first.mean + 1)  # what a pretended cell adds for its seed
-        assert mean.mean == pytest.approx(first.mean + 0.5)
+        assert second == Figure(first.mean + 2)  # each cell pretends a point more than the one before, and one for its seed
+        assert mean.mean == pytest.approx(first.mean + 1)
         assert (mean.seeds, lost.seeds) == (2, 2)
 
 
