@@ -120,3 +120,4 @@ def test_half_of_the_sums_is_kept_and_what_is_solved_comes_back_to_the_last_bit(
     assert half.numel() <= (size + 1) * (size + 2) / 2
     assert torch.equal(back, back.T)
     assert torch.equal(back.tril(), square.tril())
+    assert torch.equal(whole(square, size), square)  # as models were saved before
