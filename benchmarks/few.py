@@ -3,7 +3,7 @@
     python benchmarks/few.py --backbone deit_tiny_patch16_224.safetensors      # prints a table, writes benchmarks/results/few.json
 
 Preset `budget`, nothing tuned for few images. The images of a class are its first ones; orders are seeds, as everywhere. Runs that
-stand in the file are kept, so that orders and rows can be added.
+stand in the file under the same conditions are kept, so that orders and rows can be added.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from measuring import RESULTS, save
 
@@ -41,15 +40,16 @@ def main() -> None:
     """Measure what is missing, print, write."""
     path = args.out / f"{NAME}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    rows: dict[str, dict[str, float]] = before.get("rows", {})
+    conditions = {"dataset": "cifar100", "images_per_class": args.images, "backbone": Path(args.backbone).stem}
+    same = conditions.items() <= before.items()
+    rows: dict[str, dict[str, float]] = before["rows"] if same else {}
     data = load_dataset("cifar100")
     wanted = [row for row in RIVALS if not args.rows or row.label in args.rows]
     for seed, row in [(seed, row) for seed in args.orders for row in reversed(wanted)]:
         found = rows.setdefault(row.label, {})
         if str(seed) not in found:
             found[str(seed)] = accuracy(row, seed, data)
-            figures: dict[str, Any] = {"dataset": data.name, "images_per_class": args.images, "rows": rows}
-            save(NAME, {**figures, "backbone": Path(args.backbone).stem}, args.out)
+            save(NAME, {**conditions, "rows": rows}, args.out)
     print(f"| method | {' | '.join(f'order {seed}' for seed in args.orders)} |\n|---|{'--:|' * len(args.orders)}")
     for label, found in rows.items():
         print(f"| {label} | {' | '.join(f'{found[str(seed)]:.1f}' if str(seed) in found else '-' for seed in args.orders)} |")

@@ -3,8 +3,8 @@
     python benchmarks/invariance.py MODEL --dataset cifar100       # prints a table, writes benchmarks/results/invariance.json
 
 Rows: each precision and batch size against float32 in large batches, and against the same precision alone. `again` are the close
-decisions that in half precision are made again in float32 (`answering.py`); `rounding` is how far a batch moves a logit from where
-it is alone, before that, at most and relative to the image's largest: it tells what is close.
+decisions that in half precision are made again in float32: those whose two best logits differ by less than `bound`, which the model
+finds out on its first images (`answering.py`). `rounding` is how far a batch moves a logit from where it is alone, at most.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from measuring import RESULTS, save
+from page import invariance
 from torch import Tensor
 
 from caprompt import ContinualClassifier
@@ -23,8 +24,8 @@ from caprompt.data import Samples, load_dataset
 from caprompt.feeding import Feeder
 
 
-def asked(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> tuple[Tensor, Tensor]:
-    """Probabilities, and logits before any decision is made again: (N, C) each, with batches of this size."""
+def asked(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> tuple[Tensor, Tensor, float]:
+    """Probabilities, and logits before any decision is made again: (N, C) each, with batches of this size; what was close."""
     feeder = Feeder(model.backbone, model.device)
     found, first = [], []
     with model.with_options({"precision": precision}):
@@ -34,37 +35,33 @@ def asked(model: ContinualClassifier, samples: Samples, size: int, precision: st
             first.append(answer.logits.clone())
             ask.settle(images, answer)
             found.append(answer.logits.softmax(dim=1))
-    return torch.cat(found), torch.cat(first)
+    return torch.cat(found), torch.cat(first), ask.bound
 
 
 def main() -> None:
     """Measure, print, write."""
     model = ContinualClassifier.load(args.model, backbone=args.backbone)
     samples = load_dataset(args.dataset).test.of_classes(model.classes).select(range(args.images))
-    exact, _ = asked(model, samples, args.batches[-1], "fp32")
+    exact, _, _ = asked(model, samples, args.batches[-1], "fp32")
     rows: list[dict[str, Any]] = []
     for precision in args.precisions:
-        alone, alone_first = asked(model, samples, 1, precision)
+        alone, alone_first, _ = asked(model, samples, 1, precision)
         for size in args.batches:
-            found, first = asked(model, samples, size, precision)
-            moved = (first - alone_first).abs().amax(dim=1) / alone_first.abs().amax(dim=1)  # (N,)
+            found, first, bound = asked(model, samples, size, precision)
             rows.append(
                 {
                     "precision": precision,
                     "batch": size,
-                    "again_percent": 100 * float(close(first).float().mean()) if precision != "fp32" else 0.0,
-                    "rounding": float(moved.max()),
+                    "again_percent": 100 * float(close(first, bound).float().mean()),
+                    "bound": bound,
+                    "rounding": float((first - alone_first).abs().max()),
                     **differences(found, alone, "alone"),
                     **differences(found, exact, "fp32"),
                 }
             )
-    print(f"{len(samples)} images")
-    print("| precision | batch | again, % | rounding | labels unlike alone | difference | labels unlike fp32 | difference |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
-    for row in rows:
-        cells = [f"{row[f'{what}_{against}']:.3g}" for against in ("alone", "fp32") for what in ("labels", "difference")]
-        print(f"| {row['precision']} | {row['batch']} | {row['again_percent']:.2f} | {row['rounding']:.1e} | {' | '.join(cells)} |")
-    save("invariance", {"images": len(samples), "rows": rows}, args.out)
+    figures = {"images": len(samples), "rows": rows}
+    print(invariance(figures))
+    save("invariance", figures, args.out)
 
 
 def differences(one: Tensor, other: Tensor, name: str) -> dict[str, float]:

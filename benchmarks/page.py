@@ -97,20 +97,13 @@ def cpu_step(found: dict[str, Any]) -> str:
 
 def invariance(found: dict[str, Any]) -> str:
     """Labels and probabilities alone and in company."""
-    heads = [
-        "precision",
-        "batch",
-        "asked again",
-        "rounding",
-        "labels unlike alone",
-        "difference",
-        "labels unlike fp32",
-        "difference",
-    ]
+    heads = ["precision", "batch", "asked again", "bound", "rounding"]
+    heads += ["labels unlike alone", "difference", "labels unlike fp32", "difference"]
     rows = []
     for row in found["rows"]:
+        moved = [f"{row['again_percent']:.1f} %", f"{row['bound']:.2f}", f"{row['rounding']:.2f}"]
         against = [f"{row[f'{what}_{other}']:.2g}" for other in ("alone", "fp32") for what in ("labels", "difference")]
-        rows.append([row["precision"], str(row["batch"]), f"{row['again_percent']:.1f} %", f"{row['rounding']:.1e}", *against])
+        rows.append([row["precision"], str(row["batch"]), *moved, *against])
     return f"{table(heads, rows)}\n\n{found['images']:,} images."
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.answering import Answering, in_float32
+from caprompt.answering import Answering, KnownWays, SecondBackbone
 from caprompt.methods import build
 from caprompt.methods.base import Answer, Method
 from caprompt.methods.linear import Linear
@@ -51,35 +54,63 @@ def rounding(dtype: torch.dtype) -> Rounding:
     return made
 
 
+def asking(made: Method, size: int, images: int = 80) -> Answering:
+    """A way to ask that has found out how far rounding moves a logit."""
+    ask = Answering(made, size)
+    for part in torch.randn(images, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5)).split(size):
+        ask(part)
+    return ask
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> None:
     made, images = rounding(torch.bfloat16), torch.zeros(6, 3, TINY.image_size, TINY.image_size)
     images[:, 0, 0, :4] = torch.tensor(
-        [[0.0, 0.03, -9, -9], [2, 0, 0, 0], [1, 1.005, 0.9, -1], [0, 3, 0, 0], [0, 0, 0, 4], [1.005, 1, 0, 0]]
+        [[0.0, 0.01, -9, -9], [2, 0, 0, 0], [1, 1.005, 0.9, -1], [0, 3, 0, 0], [0, 0, 0, 4], [1.005, 1, 0, 0]]
     )
     labels = torch.tensor([1, 0, 1, 1, 3, 0])
-    answers = [Answering(made, size)(part) for part in images.split(size)]
+    ask = asking(made, size)
+    assert ask.bound == pytest.approx(8 * 0.01, rel=1e-3)
+    answers = [ask(part) for part in images.split(size)]
     assert torch.equal(torch.cat([answer.logits for answer in answers]).argmax(dim=1), labels)
     assert torch.cat([answer.passes for answer in answers]).tolist() == [4, 2, 4, 2, 2, 4]  # 4 bytes where it was asked again
     plain = torch.cat([made.answer(part).logits for part in images.split(size)])
     assert not torch.equal(plain.argmax(dim=1), labels)
 
 
-def test_a_second_backbone_is_made_only_for_close_decisions() -> None:
-    made, images = rounding(torch.bfloat16), torch.zeros(2, 3, TINY.image_size, TINY.image_size)
-    images[:, 0, 0, 1] = 3
-    ask = Answering(made, 2)
-    assert ask(images).passes.tolist() == [2, 2]
-    assert "exactly" not in vars(ask)
+def test_the_first_images_are_asked_in_both_precisions() -> None:
+    made, images = rounding(torch.bfloat16), torch.zeros(40, 3, TINY.image_size, TINY.image_size)
+    images[:, 0, 0, 1] = 3  # all of them sure
+    ask = Answering(made, 40)
+    assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
+    assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
+    assert ask(images).passes.tolist() == [2] * 40  # 2 x 32 images of 4 classes are enough
 
 
-def test_the_method_in_float32_shares_all_but_the_backbone() -> None:
+def test_the_second_backbone_is_float32_and_shares_what_was_learned() -> None:
     made = method("cpu")
     made.vit.to(torch.bfloat16)
-    twin, images = in_float32(made), torch.randn(2, 3, TINY.image_size, TINY.image_size)
+    second = SecondBackbone(made.vit)
+    twin, images = second.given_to(made), torch.randn(2, 3, TINY.image_size, TINY.image_size)
     assert (twin.vit.dtype, made.vit.dtype) == (torch.float32, torch.bfloat16)
     assert twin.head is made.head
+    assert second.given_to(made).vit is twin.vit
     torch.testing.assert_close(twin.answer(images).logits, made.answer(images).logits, rtol=0.1, atol=0.05)
+
+
+def test_all_ways_share_one_second_backbone_and_are_gone_when_cleared() -> None:
+    made, known = rounding(torch.bfloat16), KnownWays()
+    ways = [known.answering(made, size) for size in (1, 2, 2, 5)]
+    assert len(set(map(id, ways))) == 3
+    assert len({id(way.exactly.method.vit) for way in ways}) == 1
+    backbone = weakref.ref(ways[0].exactly.method.vit)
+    gc.disable()
+    try:
+        known.clear()
+        ways.clear()
+        assert backbone() is None  # at once: on a GPU, training needs the memory
+    finally:
+        gc.enable()
 
 
 def test_in_full_precision_nothing_is_asked_twice() -> None:

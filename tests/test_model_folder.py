@@ -3,11 +3,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from helpers import QUICK, squares, write_backbone
 
 from caprompt import ContinualClassifier
-from caprompt.model_folder import IN_PROGRESS, call_was_stopped, tensors_under
+from caprompt.errors import OptionError
+from caprompt.model_folder import IN_PROGRESS, call_was_stopped, saved_options, tensors_under
 from caprompt.weights import DEFAULT_BACKBONE
 
 
@@ -32,3 +34,12 @@ def test_a_file_named_like_a_packaged_backbone_is_still_found_by_its_path(tmp_pa
 
 def test_tensors_are_taken_by_prefix() -> None:
     assert tensors_under({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, "b.") == {"x": torch.ones(1)}
+
+
+def test_a_model_saved_with_an_option_that_is_no_more_is_read_if_nothing_is_lost(tmp_path: Path, backbone: Path) -> None:
+    model = ContinualClassifier(backbone=backbone, **QUICK)  # type: ignore[arg-type]
+    options = model.method.options.model_dump(mode="json")
+    older = {name: value for name, value in options.items() if name != "sure"}  # which came later
+    assert saved_options({"method": "caprompt", "options": {**older, "patches": False}}) == options
+    with pytest.raises(OptionError, match="unknown option 'patches'"):
+        saved_options({"method": "caprompt", "options": {**older, "patches": True}})

@@ -4,13 +4,15 @@ A batch that is too short is filled up with copies of its last image, whose answ
 so company changes nothing.
 
 In half precision that needs care: a batch and an image alone are multiplied by different kernels, which round differently in the
-third digit. Where the two likeliest classes are so close that this could swap them, the image is asked again in float32.
+third digit. How far that moves a logit is a matter of the model, so it is measured on the first images by asking them in float32 as
+well; from then on, images whose two likeliest classes are so close that rounding could swap them are asked again in float32.
 """
 
 from __future__ import annotations
 
 import copy
-from functools import cached_property
+import math
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,27 +21,46 @@ from caprompt.fp8 import release_from_fp8
 from caprompt.methods.base import Answer, Method
 from caprompt.protocols import is_released
 from caprompt.recording import recorded
+from caprompt.vit import ViT
 
-__all__ = ["CLOSE", "Answering", "KnownWays", "batch_for", "close", "in_float32"]
+__all__ = ["Answering", "KnownWays", "SecondBackbone", "batch_for", "close"]
 
 BATCH = {"cpu": 64, "cuda": 256}  # images answered at once where nobody says
-CLOSE = 0.03  # of the largest logit: two best ones that differ by less may be swapped by the rounding of half precision
-AGAIN = 32  # close decisions made at once; there are few in a batch
+AGAIN = 32  # images asked again at once
+ENOUGH = 256  # logits in both precisions, to know how far rounding moves one
+DEVIATIONS = 8  # of that rounding: two best logits nearer than this may be swapped by it
+
+
+class SecondBackbone:
+    """A float32 copy of a backbone, made when it is first wanted."""
+
+    def __init__(self, vit: ViT) -> None:
+        self.first = vit
+
+    @cached_property
+    def vit(self) -> ViT:
+        """The copy."""
+        return release_from_fp8(self.first.uncompiled_copy()).float()
+
+    def given_to(self, method: Method) -> Method:
+        """The method on this backbone; all that it has learned is shared."""
+        twin = copy.copy(method)
+        twin._modules = dict(method._modules)
+        twin.vit = self.vit
+        return twin
 
 
 class Answering:
     """Answers for batches of at most `size` images."""
 
-    def __init__(self, method: Method, size: int) -> None:
+    def __init__(self, method: Method, size: int, second: SecondBackbone | None = None) -> None:
         self.method = method
         self.size = size
         self.device = method.device
-        self.same_work = recorded(self.parts, self.device)
-
-    def parts(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """An answer's tensors."""
-        answer = self.method.answer(images)
-        return answer.logits, answer.task_weights, answer.passes
+        self.second = second or SecondBackbone(method.vit)
+        self.same_work = recorded(partial(parts, method), self.device)
+        self.squares = 0.0  # of the differences between logits in half precision and in float32
+        self.compared = 0  # logits
 
     def __call__(self, images: Tensor) -> Answer:
         """The answer for each image: (B, 3, S, S)."""
@@ -61,33 +82,46 @@ class Answering:
         exact = torch.finfo(self.method.vit.dtype).bits >= 32
         if exact or self.method.classes == 1 or is_released(self.method.options):
             return
-        rows = close(answer.logits).nonzero().squeeze(1)
-        for some in rows.split(AGAIN) if len(rows) else ():
-            own = self.exactly.together(images[some])
-            answer.logits[some], answer.task_weights[some], answer.passes[some] = own.logits, own.task_weights, own.passes
+        compared = min(len(images), AGAIN) if self.compared < ENOUGH else 0
+        self.decide_again(torch.arange(compared, device=images.device), images, answer)
+        open_ones = compared + close(answer.logits[compared:], self.bound).nonzero().squeeze(1)
+        for rows in open_ones.split(AGAIN):
+            self.decide_again(rows, images, answer)
+
+    def decide_again(self, rows: Tensor, images: Tensor, answer: Answer) -> None:
+        """Answers in float32 for these rows of a batch."""
+        if not len(rows):
+            return
+        own = self.exactly.together(images[rows])
+        self.squares += float((own.logits - answer.logits[rows]).square().sum())
+        self.compared += own.logits.numel()
+        answer.logits[rows], answer.task_weights[rows], answer.passes[rows] = own.logits, own.task_weights, own.passes
+
+    @property
+    def bound(self) -> float:
+        """Two best logits nearer than this may be swapped by rounding."""
+        return DEVIATIONS * math.sqrt(self.squares / max(1, self.compared))
 
     @cached_property
     def exactly(self) -> Answering:
-        """The way to ask in float32; it takes memory for a second backbone, so it is made when it is wanted."""
-        return Answering(in_float32(self.method), min(self.size, AGAIN))
+        """The way to ask in float32."""
+        return Answering(self.second.given_to(self.method), min(self.size, AGAIN))
 
 
-def close(logits: Tensor) -> Tensor:
-    """Which decisions rounding could turn: (B, C) -> (B,).
+def parts(method: Method, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """An answer's tensors."""
+    answer = method.answer(images)
+    return answer.logits, answer.task_weights, answer.passes
 
-    >>> close(torch.tensor([[8.0, 7.9, -1.0], [8.0, 7.0, -1.0], [0.010, -9.0, 0.008]]))
-    tensor([ True, False,  True])
+
+def close(logits: Tensor, bound: float) -> Tensor:
+    """Whose two likeliest classes are nearer to each other than this: (B, C) -> (B,).
+
+    >>> close(torch.tensor([[8.0, 7.9, -1.0], [8.0, 7.0, -1.0]]), bound=0.5)
+    tensor([ True, False])
     """
     best = logits.topk(2, dim=1).values  # (B, 2)
-    return best[:, 0] - best[:, 1] < CLOSE * logits.abs().amax(dim=1)
-
-
-def in_float32(method: Method) -> Method:
-    """The method with a float32 copy of its backbone; all that it has learned is shared."""
-    twin = copy.copy(method)
-    twin._modules = dict(method._modules)
-    twin.vit = release_from_fp8(method.vit.uncompiled_copy()).float()
-    return twin
+    return best[:, 0] - best[:, 1] < bound
 
 
 class KnownWays:
@@ -95,17 +129,20 @@ class KnownWays:
 
     def __init__(self) -> None:
         self.ways: dict[tuple[int, str], Answering] = {}
+        self.second: SecondBackbone | None = None  # one for all of them
 
     def answering(self, method: Method, size: int) -> Answering:
         """The way to ask this method batches of this size."""
         key = (size, method.options.model_dump_json())
         if key not in self.ways:
-            self.ways[key] = Answering(method, size)
+            self.second = self.second or SecondBackbone(method.vit)
+            self.ways[key] = Answering(method, size, self.second)
         return self.ways[key]
 
     def clear(self) -> None:
         """Forget what was recorded, since it is of a model as it was."""
         self.ways.clear()
+        self.second = None
 
 
 def batch_for(images: int, wished: int | None, device: torch.device) -> int:

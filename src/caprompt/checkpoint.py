@@ -29,7 +29,7 @@ from caprompt.errors import ModelFolderError
 
 __all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "read_config", "write", "write_bytes", "write_json"]
 
-FORMAT = 1
+FORMAT = 2  # since 2, a regression's sums are saved by half
 T = TypeVar("T")
 READS = 4  # how often a folder that seems damaged is looked at before that is said
 CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"

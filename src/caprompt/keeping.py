@@ -107,9 +107,11 @@ def asked(
     method, own_task = model.method, model.method.task_of_class[targets].tolist()
     logits, weights = torch.empty(len(samples), method.classes), torch.empty(len(samples), len(method.task_sizes))
     for positions, size in protocols.shown_together(method.options, own_task, batch_for(len(samples), None, model.device)):
+        ask = model.asked.answering(method, size)
         chosen, at = samples.select(positions), 0
         for images, labels in feeder.plain(chosen, [targets[i] for i in positions], method.options, size):
-            answer = method.answer(images.to(model.device), method.task_of_class[labels] if give_task else None)
+            images = images.to(model.device)
+            answer = method.answer(images, method.task_of_class[labels]) if give_task else ask(images)
             here = positions[at : at + len(images)]
             logits[here], weights[here] = answer.logits.float().cpu(), answer.task_weights.float().cpu()
             at += len(images)

@@ -34,7 +34,7 @@ from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
 from caprompt.feeding import Feeder, Repeatable
 from caprompt.methods.base import Batches
-from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, stopped_call, tensors_under
+from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, saved_options, stopped_call, tensors_under
 from caprompt.pacing import Sparingly
 from caprompt.seeds import derive, generator
 from caprompt.weights import DEFAULT_BACKBONE, Backbone, find_backbone
@@ -63,7 +63,7 @@ class ContinualClassifier:
         self.history: list[dict[str, Any]] = []
         self.calls = 0
         self.images_seen: dict[str, int] = {}
-        self._asked = KnownWays()
+        self.asked = KnownWays()
         self.vit = self.backbone.build().to(self.device)
         self.method = methods.build(method, self.vit, settings).to(self.device)
         self._hold_backbone()
@@ -125,7 +125,7 @@ class ContinualClassifier:
 
     def _learn(self, samples: Samples, feeder: Feeder, home: Path | None, resume: bool, listen: Listener) -> None:
         began = time.perf_counter()
-        self._asked.clear()  # what was recorded is of the model as it was
+        self.asked.clear()  # what was recorded is of the model as it was
         digest = samples.digest() if home is not None else ""
         position = self._resume(home, digest) if resume else None
         new = tuple(name for name in samples.classes if name not in set(self.classes))
@@ -190,7 +190,7 @@ class ContinualClassifier:
             raise
 
     def _rebuild(self, task_sizes: Sequence[int], state: Mapping[str, Tensor]) -> None:
-        self._asked.clear()
+        self.asked.clear()
         fresh = type(self.method)(self.vit, self.method.options).to(self.device)
         fresh.restore(task_sizes, state)
         self.method = fresh
@@ -213,7 +213,7 @@ class ContinualClassifier:
         feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
         size = batch_for(len(paths), batch_size, self.device)
         with self.with_options(settings):
-            ask = self._asked.answering(self.method, size)
+            ask = self.asked.answering(self.method, size)
             answers = [ask(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, size)]
         return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
 
@@ -233,7 +233,7 @@ class ContinualClassifier:
         size = batch_for(len(samples), batch_size, self.device)
         true, answers = [], []
         with self.with_options(settings):
-            ask = self._asked.answering(self.method, size)
+            ask = self.asked.answering(self.method, size)
             for images, labels in self._shown(samples, feeder, self.method.task_of_class[targets].tolist(), size):
                 answers.append(self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images))
                 true.append(labels)
@@ -276,7 +276,7 @@ class ContinualClassifier:
             self.vit.compile_blocks()
         precision = self.method.options.precision
         if fp8.hold(self.vit, find_precision(precision, self.device), precision == FP8, self.backbone.weights):
-            self._asked.clear()
+            self.asked.clear()
 
     def require_classes(self) -> None:
         """A model that knows nothing cannot answer."""
@@ -321,7 +321,7 @@ class ContinualClassifier:
         saved = checkpoint.read(folder)
         config = saved.config
         found = find_saved_backbone(config["backbone"], folder, backbone)
-        model = cls(config["method"], found, seed=config["seed"], device=device, **config["options"])
+        model = cls(config["method"], found, seed=config["seed"], device=device, **saved_options(config))
         model._take(saved)
         return model
 
@@ -331,9 +331,9 @@ class ContinualClassifier:
         folder = Path(folder)
         if checkpoint.exists(folder) or not checkpoint.exists(folder / IN_PROGRESS):
             return None
-        config = checkpoint.read(folder / IN_PROGRESS).config
+        config = checkpoint.read_config(folder / IN_PROGRESS)
         found = find_saved_backbone(config["backbone"], folder, None)
-        return cls(config["method"], found, seed=config["seed"], device=device, **config["options"])
+        return cls(config["method"], found, seed=config["seed"], device=device, **saved_options(config))
 
     def _take(self, saved: checkpoint.Saved) -> None:
         self.classes = [entry["name"] for entry in saved.classes]

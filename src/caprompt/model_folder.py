@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from caprompt import checkpoint
+from caprompt import checkpoint, methods
 from caprompt.errors import InputError, ModelFolderError
+from caprompt.options import check
 from caprompt.weights import Backbone, available, find_backbone, sha256_of
 
-__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "stopped_call", "tensors_under"]
+__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "saved_options", "stopped_call", "tensors_under"]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
 
@@ -32,14 +33,26 @@ def stopped_call(home: Path, config: Mapping[str, Any], digest: str) -> checkpoi
         return None
     saved = checkpoint.read(home / IN_PROGRESS)
     own = json.loads(json.dumps(config))  # as it would be read
-    for part in ("method", "options", "seed"):
-        if saved.config[part] != own[part]:
+    for part, before in (
+        ("method", saved.config["method"]),
+        ("seed", saved.config["seed"]),
+        ("options", saved_options(saved.config)),
+    ):
+        if before != own[part]:
             raise InputError(f"the call that was stopped in '{home}' had other settings ({part}); resume it with the same")
     if saved.config["backbone"]["sha256"] != own["backbone"]["sha256"]:
         raise InputError(f"the call that was stopped in '{home}' had another backbone; resume it with the same")
     if saved.config["progress"]["digest"] != digest:
         raise InputError(f"the images are not those whose learning was stopped in '{home}'; give the same ones to resume")
     return saved
+
+
+def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a saved model as they are called today: those that came later have their usual values."""
+    options_class = methods.find(config["method"]).options_class
+    gone = options_class.retired
+    kept = {name: value for name, value in config["options"].items() if name not in gone or value != gone[name]}
+    return check(options_class, kept, owner=config["method"]).model_dump(mode="json")
 
 
 def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -61,6 +61,8 @@ class Options(BaseModel):
 
     #: Options that may be changed on a trained model, since they do not concern training; children add to it.
     at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"compile", "precision"})
+    #: Options that are no more, each with the value at which nothing is lost: models that were saved with it can be read.
+    retired: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
 
 
 def check(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:

@@ -252,6 +252,9 @@ class ViT(nn.Module):
         """The same network with weights of its own."""
         twin = copy.deepcopy(self)
         vars(twin).pop("through_blocks", None)  # what was compiled is bound to this network
+        for part in twin.blocks.modules():
+            if isinstance(part, (Mlp, Norm)):
+                part.compact = False
         return twin
 
     def last_norm(self, x: Tensor) -> Tensor:

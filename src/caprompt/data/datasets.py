@@ -98,7 +98,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=CUB200.archive,
             load=load_cub200,
             tasks=10,
-            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
+            options={"crop_scale": (0.05, 1.0)},
             official=CUB200,
         ),
         DatasetInfo(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from caprompt.devices import sent
 __all__ = ["banked_batches", "batches", "streamed_batches"]
 
 BATCHES_AHEAD = 2
+PIECE = 32  # pictures that a thread decodes at a time
 
 
 def batches(
@@ -72,9 +73,12 @@ def streamed_batches(
         return pixels, [view_of(transform, each.shape, None, int(position)) for each, position in zip(pixels, part, strict=True)]
 
     chunks = list(parts(visiting_order(samples, targets, None, shuffle=False), batch_size))
-    with closing(in_order(prepare, chunks, workers, ahead=BATCHES_AHEAD)) as prepared:
-        for part, (pixels, views) in zip(chunks, prepared, strict=True):
-            yield render_batch(stacked(pixels, device), views, transform), sent(targets_of(targets, part), device)
+    pieces = [list(parts(chunk, PIECE)) for chunk in chunks]  # of a batch, so that several threads decode it
+    ahead = BATCHES_AHEAD * -(-batch_size // PIECE)
+    with closing(in_order(prepare, chain.from_iterable(pieces), workers, ahead)) as prepared:
+        for chunk, own in zip(chunks, pieces, strict=True):
+            pixels, views = (list(chain.from_iterable(found)) for found in zip(*islice(prepared, len(own)), strict=True))
+            yield render_batch(stacked(pixels, device), views, transform), sent(targets_of(targets, chunk), device)
 
 
 def banked_batches(

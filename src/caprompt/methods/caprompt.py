@@ -125,10 +125,12 @@ class CAPrompt(Method):
         """Is the first pass the query pass?"""
         return self.options.first_pass == "query" or (self.ridge is None and not self.options.aggregation)
 
-    def equal_weights(self, logits: Tensor) -> Tensor:
-        """(B, T), all 1 / T."""
+    def first_weights(self, logits: Tensor) -> Tensor:
+        """How the first pass was mixed: all of the first task's prompt, or as much of each; (B, T)."""
         tasks = len(self.task_sizes)
-        return logits.new_full((logits.shape[0], tasks), 1 / tasks)
+        if self.ridge is None or self.starts_without_prompt:
+            return logits.new_full((logits.shape[0], tasks), 1 / tasks)
+        return F.one_hot(torch.zeros_like(logits[:, 0], dtype=torch.long), tasks).to(logits)
 
     def logits_under(self, stem: Stem, weights: Tensor) -> Tensor:
         """One pass with prompts mixed by these weights: (B, C)."""
@@ -235,7 +237,7 @@ class CAPrompt(Method):
         if self.options.cycles == "auto":
             return self.answer_until_settled(stem)
         logits = self.first_logits(stem)
-        weights = self.equal_weights(logits)
+        weights = self.first_weights(logits)
         for _ in range(self.options.cycles - 1):
             weights = self.chosen(self.next_weights(logits))
             logits = self.logits_under(stem, weights)
@@ -249,7 +251,7 @@ class CAPrompt(Method):
     def answer_until_settled(self, stem: Stem) -> Answer:
         """As many cycles as each image needs: those that have settled leave the batch, so the rest gets cheaper."""
         logits = self.first_logits(stem)
-        weights = self.equal_weights(logits)
+        weights = self.first_weights(logits)
         passes = torch.ones_like(weights[:, 0], dtype=torch.long)
         active, said = torch.arange(len(logits), device=logits.device), torch.full_like(passes, -1)
         for cycle in range(1, self.options.max_cycles):

@@ -5,7 +5,9 @@ The paper's own choice is `--preset paper`; the defaults are what we recommend. 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -24,12 +26,12 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
     beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
     cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        2, description="passes at prediction; 'auto' stops each image when its weights settle"
+        2, description="passes at prediction; 'auto' stops each image when it has settled"
     )
     max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
     settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
     sure: float = Field(
-        0.95, gt=0, description="cycles='auto', classifier='ridge': an answer at least this probable needs no further pass"
+        0.95, gt=0, le=1, description="cycles='auto', classifier='ridge': an answer at least this probable needs no further pass"
     )
     aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
     classifier: Literal["ridge", "aligned"] = Field(
@@ -53,6 +55,8 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         "sure",
         "ridge_scale",
     }
+
+    retired: ClassVar[Mapping[str, Any]] = MappingProxyType({"patches": False})
 
     @field_validator("classifier")
     @classmethod
