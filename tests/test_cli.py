@@ -17,6 +17,8 @@ import pytest
 from helpers import assert_refused, caprompt, square, write_backbone, write_squares
 from PIL import Image
 
+from caprompt import checkpoint
+
 pytestmark = pytest.mark.slow
 
 QUICK = ["--set", "epochs=2", "--set", "batch_size=4", "--set", "length=4", "--set", "align_epochs=3", "--set", "projections=100"]
@@ -268,7 +270,7 @@ def test_damaged_models(place: Path, command: list[object]) -> None:
         assert_refused(place, command, sentence)
 
     def newer(content: bytes) -> bytes:
-        return content.replace(b'"format": 1', b'"format": 99')
+        return content.replace(f'"format": {checkpoint.FORMAT}'.encode(), b'"format": 99')
 
     spoil("state.safetensors", lambda content: content[:100], "state.safetensors of 'spoilt' is damaged or has been altered")
     spoil("state.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1]), "does not match its recorded hash")
