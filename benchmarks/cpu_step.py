@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from measuring import RESULTS, batch, caprompt, plain_losses, save
+from page import cpu_step
 
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.optimizing import for_training
@@ -71,11 +72,9 @@ def main() -> None:
             if turn >= 2:
                 seconds[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    slowest = medians["plain fp32, four passes"]
-    print("| step | ms | images/s | against plain |\n|---|--:|--:|--:|")
-    for name, median in medians.items():
-        print(f"| {name} | {median * 1e3:.0f} | {args.batch / median:.0f} | {slowest / median:.2f} x |")
-    save("cpu_step", {"batch": args.batch, "threads": args.threads, "seconds": medians}, args.out)
+    figures = {"batch": args.batch, "threads": args.threads, "seconds": medians}
+    print(cpu_step(figures))
+    save("cpu_step", figures, args.out)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
+from page import epoch
 from safetensors.torch import save_file
 
 from caprompt import ContinualClassifier
@@ -50,10 +51,9 @@ def main() -> None:
         vit = caprompt(torch.device("cpu"), torch.float32, tasks=1).vit
         save_file(vit.state_dict(), Path(folder) / "random.safetensors")
         rows = [measure(size, Path(folder)) for size in args.batches]
-    print("| batch | epoch, images/s | bare step, images/s | share |\n|--:|--:|--:|--:|")
-    for row in rows:
-        print(f"| {row['batch']} | {row['epoch_images_per_s']:.0f} | {row['step_images_per_s']:.0f} | {row['share']:.0%} |")
-    save("epoch", {"patches": BASE.grid**2, "rows": rows}, args.out)
+    figures = {"patches": BASE.grid**2, "rows": rows}
+    print(epoch(figures))
+    save("epoch", figures, args.out)
 
 
 if __name__ == "__main__":

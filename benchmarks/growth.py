@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
+from page import growth
 
 from caprompt import replay
 from caprompt.answering import Answering
@@ -80,16 +81,10 @@ def main() -> None:
     """Measure, print, write."""
     by_tasks = [at(tasks, 400) for tasks in args.tasks]
     by_classes = [at(10, classes) for classes in args.classes]
-    aligned = alignment(100)
-    print("| tasks | classes | step, ms | prediction, ms |\n|--:|--:|--:|--:|")
-    for row in [*by_tasks, *by_classes]:
-        print(f"| {row['tasks']} | {row['classes']} | {row['step_ms']:.2f} | {row['prediction_ms']:.2f} |")
-    print(f"alignment of 100 classes, {CONFIG.width} wide: {aligned['seconds']:.1f} s")
-    print("\n| statistics | bytes a class | 10,000 classes |\n|---|--:|--:|")
-    for kind, size in bytes_per_class().items():
-        print(f"| {kind} | {size:,} | {size * 10_000 / 1e9:.2f} GB |")
-    figures = {"batch": args.batch, "by_tasks": by_tasks, "by_classes": by_classes, "alignment": aligned}
-    save("growth", {**figures, "bytes_per_class": bytes_per_class()}, args.out)
+    figures = {"batch": args.batch, "by_tasks": by_tasks, "by_classes": by_classes, "alignment": alignment(100)}
+    figures["bytes_per_class"] = bytes_per_class()
+    print(growth(figures))
+    save("growth", figures, args.out)
     draw(by_tasks, by_classes, args.picture)
 
 

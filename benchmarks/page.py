@@ -1,4 +1,4 @@
-"""Puts what the speed benchmarks have found into docs/performance.md, between the marks `<!-- NAME -->` and `<!-- end -->`.
+"""The tables of the speed benchmarks: for their own print, and in docs/performance.md between `<!-- NAME -->` and `<!-- end -->`.
 
 python benchmarks/page.py                        # after any of the benchmarks; without a new figure nothing changes
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from measuring import RESULTS, Variant, batch, ceilings, median_seconds, save
+from page import prediction
 
 from caprompt.answering import Answering
 
@@ -43,13 +44,9 @@ def main() -> None:
     ceiling = ceilings(torch.device("cuda"))
     print(f"ceilings: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
     rows = [measure(name, size, ceiling["matrix_tflops"]) for name in args.variants for size in args.batches]
-    print("| prediction | batch | images/s | ms | GB | of ceiling |\n|---|--:|--:|--:|--:|--:|")
-    for row in rows:
-        print(
-            f"| {row['variant']} | {row['batch']} | {row['images_per_s']:.0f} | {row['ms']:.2f} | {row['gb']:.2f} "
-            f"| {row['share_of_ceiling']:.0%} |"
-        )
-    save("prediction", {"ceilings": ceiling, "rows": rows}, args.out)
+    figures = {"ceilings": ceiling, "rows": rows}
+    print(prediction(figures))
+    save("prediction", figures, args.out)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from measuring import RESULTS, Variant, batch, caprompt, ceilings, median_seconds, plain_losses, save
+from page import train_step
 from torch import Tensor
 
 from caprompt.methods.caprompt import CAPrompt
@@ -96,19 +97,13 @@ def main() -> None:
     device = torch.device("cuda")
     ceiling = ceilings(device)
     print(f"ceilings: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
-    rows = []
+    figures: dict[str, Any] = {"ceilings": ceiling, "tasks": TASKS, "rows": []}
     for name in args.variants:
         sizes = args.batches if name in VARIANTS and VARIANTS[name].dtype != torch.float32 else [min(args.batches)]
         for size in sizes:
-            rows.append(measure(name, size, ceiling["matrix_tflops"]))
-            save("train_step", {"ceilings": ceiling, "tasks": TASKS, "rows": rows}, args.out)
-    print("| step | batch | images/s | ms | GB | of ceiling | loss error | gradient error |\n|---|--:|--:|--:|--:|--:|--:|--:|")
-    for row in rows:
-        error = [f"{row[key]:.1e}" if key in row else "" for key in ("loss_error", "gradient_error")]
-        print(
-            f"| {row['variant']} | {row['batch']} | {row['images_per_s']:.0f} | {row['ms']:.2f} | {row['gb']:.2f} "
-            f"| {row['share_of_ceiling']:.0%} | {error[0]} | {error[1]} |"
-        )
+            figures["rows"].append(measure(name, size, ceiling["matrix_tflops"]))
+            save("train_step", figures, args.out)
+    print(train_step(figures))
 
 
 if __name__ == "__main__":
