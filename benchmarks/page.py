@@ -107,8 +107,18 @@ def invariance(found: dict[str, Any]) -> str:
     return f"{table(heads, rows)}\n\n{found['images']:,} images."
 
 
+def precision(found: dict[str, Any]) -> str:
+    """The same runs in half and in full precision."""
+    heads = ["precision", "seed", "ACC", "AF", "task identified", "learning, s"]
+    rows = []
+    for row in found["rows"]:
+        accuracies = [f"{row[name]:.2f}" for name in ("ACC", "AF", "task_identification")]
+        rows.append([row["precision"], str(row["seed"]), *accuracies, f"{row['seconds']:.0f}"])
+    return table(heads, rows)
+
+
 PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
-    part.__name__: part for part in (train_step, prediction, epoch, growth, cpu_step, invariance)
+    part.__name__: part for part in (train_step, prediction, epoch, growth, cpu_step, invariance, precision)
 }
 
 

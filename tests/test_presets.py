@@ -160,7 +160,7 @@ BUDGET = {
 }
 BUDGET_SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 OWN_RATES: dict[str, dict[str, object]] = {
-    "caprompt": {"learning_rate": 1e-2, "projections": 5000},
+    "caprompt": {"learning_rate": 1e-2, "projections": 10_000},
     "coda-prompt": {"learning_rate": 1e-3},
     "convprompt": {"learning_rate": 0.005 * 64 / 256},
     "cprompt": {**BUDGET_SGD, "learning_rate": 0.01},
@@ -179,7 +179,7 @@ def test_the_budget_is_the_same_for_all_but_for_the_optimiser(method: str, datas
 
 
 def test_the_budget_has_the_paper_s_rate_for_the_paper_s_head() -> None:
-    assert preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 5000}
+    assert preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 10_000}
     given = {"classifier": "aligned", "dataset": "cifar100"}
     assert preset_settings("budget", given)["learning_rate"] == 3e-3
 

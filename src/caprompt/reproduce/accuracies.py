@@ -31,8 +31,7 @@ RECIPE = {"init": "uniform", "head_rate": 0.1, "learning_rate": 3e-3}  # the pap
 IDEAS = (
     Row.paper("CAPrompt, the paper's recipe", **RECIPE),
     Row.paper("+ small first prompts, head at full rate", learning_rate=3e-3),
-    Row("+ regression, first pass alone", options={"classifier": "ridge", "learning_rate": 3e-3, "cycles": 1}),
-    Row("+ aggregation", options={"classifier": "ridge", "learning_rate": 3e-3}),
+    Row("+ regression in place of the trained head", options={"classifier": "ridge", "learning_rate": 3e-3}),
     OWN,  # at a higher rate
 )
 BACKBONES = {"own": "", "iBOT-1k": "vit_base_patch16_224.ibot", "DINO-1k": "vit_base_patch16_224.dino"}
