@@ -9,6 +9,7 @@ A step of a small batch is a thousand small kernels; launched one by one, the GP
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
@@ -47,8 +48,8 @@ class Recorded(Generic[Result]):
         return self.result
 
     def aside(self, *inputs: Tensor) -> Result:
-        """A plain call on a stream of its own, which is what recording asks of the calls before it."""
-        side = torch.cuda.Stream()
+        """A plain call on another stream, which is what recording asks of the calls before it."""
+        side = recording_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             result = self.function(*inputs)
@@ -59,8 +60,14 @@ class Recorded(Generic[Result]):
         """Record a call with inputs of these shapes. Recording computes nothing."""
         self.inputs = tuple(given.clone() for given in inputs)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=recording_stream()):
             self.result = self.function(*self.inputs)
+
+
+@cache
+def recording_stream() -> torch.cuda.Stream:
+    """The one stream that everything is recorded on: matrix products take memory to work in for every stream they are seen on."""
+    return torch.cuda.Stream()
 
 
 def recorded(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:

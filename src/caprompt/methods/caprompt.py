@@ -165,10 +165,10 @@ class CAPrompt(Method):
 
     def concave_pass(self, stem: Stem, labels: Tensor, weights: Tensor, earlier: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
         """Features under the mixture, and the concave loss, Eq. 7. Mixture and own prompt go through the ViT as one batch."""
-        features = self.features_under(stem, mixed, self.for_all(self.prompt, stem))  # (2 B, D)
-        with torch.no_grad():
+        with torch.no_grad():  # first, while nothing is kept for a gradient yet
             share = weights[:, :-1].sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)  # (B,)
             g_old = self.probability(self.features_under(stem, earlier / share[:, None, None]), labels)
+        features = self.features_under(stem, mixed, self.for_all(self.prompt, stem))  # (2 B, D)
         g_mixed, g_own = self.probability(features, torch.cat([labels, labels])).chunk(2)
         gap = concave_gap(weights[:, -1], g_own, g_old, g_mixed)
         return features[: len(labels)], gap.clamp_min(0).mean()

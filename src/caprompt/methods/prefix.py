@@ -41,7 +41,8 @@ class Prefix(Adaptation):
     """Key and value rows for each image of a batch at some layers: `rows` is (L, 2, B, n, D)."""
 
     def __init__(self, rows: Tensor, layers: Sequence[int]) -> None:
-        self.rows = rows
+        # Taken apart at once: taking out a layer at a time, each would have a gradient as large as all of them together.
+        self.rows = rows.flatten(0, 1).unbind()  # 2 L of (B, n, D)
         self.slot = {layer: slot for slot, layer in enumerate(layers)}
 
     @classmethod
@@ -52,8 +53,8 @@ class Prefix(Adaptation):
     def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
         if layer not in self.slot:
             return None
-        rows = self.rows[self.slot[layer]]
-        return rows[0], rows[1]
+        slot = 2 * self.slot[layer]
+        return self.rows[slot], self.rows[slot + 1]
 
 
 def prompted_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]:
