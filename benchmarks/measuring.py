@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from caprompt.experiment import environment
 from caprompt.fp8 import hold_in_fp8
@@ -51,6 +52,25 @@ def median_seconds(function: Callable[[], object], repeats: int = 20, warm_up: i
             function()
             seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
+
+
+KINDS = {"attention": ("sdpa", "fmha", "flash"), "products": ("gemm", "nvjet", "cutlass", "xmma")}  # by parts of kernels' names
+
+
+def where_time_goes(function: Callable[[], object], calls: int = 3) -> dict[str, float]:
+    """Milliseconds of a call by kind of kernel on a GPU, with how many kernels run: products, attention, and all else."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        for _ in range(calls):
+            function()
+        torch.cuda.synchronize()
+    spent = dict.fromkeys((*KINDS, "else", "kernels"), 0.0)
+    for event in trace.key_averages():
+        if event.device_type.name == "CUDA":
+            name = event.key.lower()
+            kind = next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "else")
+            spent[kind] += event.self_device_time_total / 1e3 / calls
+            spent["kernels"] += event.count / calls
+    return spent
 
 
 def ceilings(device: torch.device) -> dict[str, float]:

@@ -43,6 +43,16 @@ def train_step(found: dict[str, Any]) -> str:
         errors = [f"{row[key]:.1e}" if key in row else "" for key in ("loss_error", "gradient_error")]
         speed = [str(row["batch"]), f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}", f"{row['gb']:.2f}"]
         rows.append([row["variant"], *speed, f"{row['share_of_ceiling']:.0%}", *errors])
+    return f"{table(heads, rows)}\n\n{profiled(found)}" if any("where" in row for row in found["rows"]) else table(heads, rows)
+
+
+def profiled(found: dict[str, Any]) -> str:
+    """Where the time of each way to step goes, by the profiler."""
+    heads, rows = ["step", "batch", "kernels", "products, ms", "attention, ms", "all else, ms"], []
+    for row in found["rows"]:
+        if spent := row.get("where"):
+            parts = [f"{spent[kind]:.2f}" for kind in ("products", "attention", "else")]
+            rows.append([row["variant"], str(row["batch"]), f"{spent['kernels']:.0f}", *parts])
     return table(heads, rows)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, Variant, batch, caprompt, ceilings, median_seconds, plain_losses, save
+from measuring import RESULTS, Variant, batch, caprompt, ceilings, median_seconds, plain_losses, save, where_time_goes
 from page import train_step
 from torch import Tensor
 
@@ -89,7 +89,7 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     memory = {"gb": torch.cuda.max_memory_allocated() / 1e9, "gb_before": before}
     found = {"variant": name, "batch": size, "images_per_s": size / seconds, "ms": seconds * 1e3, **memory}
     share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
-    return {**found, "share_of_ceiling": share, **accuracy}
+    return {**found, "share_of_ceiling": share, **accuracy, "where": where_time_goes(lambda: call(images, labels))}
 
 
 def main() -> None:

@@ -49,20 +49,31 @@ def test_on_a_cpu_the_step_is_the_plain_one() -> None:
 
 # What would slow a step down or let it keep more, by counting: the difference between two depths is what a block costs.
 
-VIEWS = {"_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like", "expand", "lift_fresh", "new_empty", "permute"}
-VIEWS |= {
-    "promote_types",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "t",
-    "transpose",
-    "unbind",
-    "unsqueeze",
-    "view",
-}
+VIEWS = frozenset(
+    [
+        "_unsafe_view",
+        "alias",
+        "as_strided",
+        "detach",
+        "empty",
+        "empty_like",
+        "expand",
+        "lift_fresh",
+        "new_empty",
+        "permute",
+        "promote_types",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    ]
+)
 
 
 class Kernels(TorchDispatchMode):
@@ -84,7 +95,7 @@ def deep(depth: int) -> Method:
 
 
 def test_how_many_kernels_a_step_launches() -> None:
-    """Three passes forward (two of them as one batch) and one back; for a block 4 products each, 3 norms' worth, and little else."""
+    """Three passes forward (one of two prompts an image) and one back."""
     counts = []
     for depth in (2, 3):
         made = deep(depth)
