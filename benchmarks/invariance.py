@@ -4,7 +4,8 @@
 
 Rows: each precision and batch size against float32 in large batches, and against the same precision alone. `again` are the close
 decisions that in half precision are made again in float32: those whose two best logits differ by less than `bound`, which the model
-finds out on its first images (`answering.py`). `rounding` is how far a batch moves a logit from where it is alone, at most.
+finds out on its first images (`answering.py`). `rounding` is how far a batch moves a logit from where it is alone, at most; `labels
+at first` are those that differ before anything is asked again.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def main() -> None:
                     "again_percent": 100 * float(close(first, bound).float().mean()),
                     "bound": bound,
                     "rounding": float((first - alone_first).abs().max()),
+                    "labels_first": int((first.argmax(dim=1) != alone_first.argmax(dim=1)).sum()),
                     **differences(found, alone, "alone"),
                     **differences(found, exact, "fp32"),
                 }

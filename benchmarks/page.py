@@ -107,11 +107,11 @@ def cpu_step(found: dict[str, Any]) -> str:
 
 def invariance(found: dict[str, Any]) -> str:
     """Labels and probabilities alone and in company."""
-    heads = ["precision", "batch", "asked again", "bound", "rounding"]
+    heads = ["precision", "batch", "rounding", "labels unlike alone at first", "bound", "asked again"]
     heads += ["labels unlike alone", "difference", "labels unlike fp32", "difference"]
     rows = []
     for row in found["rows"]:
-        moved = [f"{row['again_percent']:.1f} %", f"{row['bound']:.2f}", f"{row['rounding']:.2f}"]
+        moved = [f"{row['rounding']:.2f}", str(row["labels_first"]), f"{row['bound']:.2f}", f"{row['again_percent']:.1f} %"]
         against = [f"{row[f'{what}_{other}']:.2g}" for other in ("alone", "fp32") for what in ("labels", "difference")]
         rows.append([row["precision"], str(row["batch"]), *moved, *against])
     return f"{table(heads, rows)}\n\n{found['images']:,} images."

@@ -55,7 +55,7 @@ def rounding(dtype: torch.dtype) -> Rounding:
 
 
 def asking(made: Method, size: int, images: int = 80) -> Answering:
-    """A way to ask that has found out how far rounding moves a logit."""
+    """A way to ask that has found out how far rounding moves a lead."""
     ask = Answering(made, size)
     for part in torch.randn(images, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5)).split(size):
         ask(part)
@@ -70,7 +70,7 @@ def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> Non
     )
     labels = torch.tensor([1, 0, 1, 1, 3, 0])
     ask = asking(made, size)
-    assert ask.bound == pytest.approx(8 * 0.01, rel=1e-3)
+    assert ask.bound == pytest.approx(4 * 0.02 * (2 / 3) ** 0.5, rel=0.1)  # where the best two are moved apart, not both alike
     answers = [ask(part) for part in images.split(size)]
     assert torch.equal(torch.cat([answer.logits for answer in answers]).argmax(dim=1), labels)
     assert torch.cat([answer.passes for answer in answers]).tolist() == [4, 2, 4, 2, 2, 4]  # 4 bytes where it was asked again
@@ -84,7 +84,7 @@ def test_the_first_images_are_asked_in_both_precisions() -> None:
     ask = Answering(made, 40)
     assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
     assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
-    assert ask(images).passes.tolist() == [2] * 40  # 2 x 32 images of 4 classes are enough
+    assert ask(images).passes.tolist() == [2] * 40  # 2 x 32 images are enough
 
 
 def test_the_second_backbone_is_float32_and_shares_what_was_learned() -> None:

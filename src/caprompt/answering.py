@@ -4,8 +4,8 @@ A batch that is too short is filled up with copies of its last image, whose answ
 so company changes nothing.
 
 In half precision that needs care: a batch and an image alone are multiplied by different kernels, which round differently in the
-third digit. How far that moves a logit is a matter of the model, so it is measured on the first images by asking them in float32 as
-well; from then on, images whose two likeliest classes are so close that rounding could swap them are asked again in float32.
+third digit. How far that moves the lead of one class over the next is a matter of the model, so it is measured on the first images
+by asking them in float32 as well; from then on, images whose lead is so small that rounding could turn it are asked again there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["Answering", "KnownWays", "SecondBackbone", "batch_for", "close"]
 
 BATCH = {"cpu": 64, "cuda": 256}  # images answered at once where nobody says
 AGAIN = 32  # images asked again at once
-ENOUGH = 256  # logits in both precisions, to know how far rounding moves one
-DEVIATIONS = 8  # of that rounding: two best logits nearer than this may be swapped by it
+ENOUGH = 64  # images in both precisions, to know how far rounding moves a lead
+DEVIATIONS = 4  # of that rounding: a lead below this may be turned by it
 
 
 class SecondBackbone:
@@ -59,8 +59,8 @@ class Answering:
         self.device = method.device
         self.second = second or SecondBackbone(method.vit)
         self.same_work = recorded(partial(parts, method), self.device)
-        self.squares = 0.0  # of the differences between logits in half precision and in float32
-        self.compared = 0  # logits
+        self.squares = 0.0  # of the differences between leads in half precision and in float32
+        self.compared = 0  # images
 
     def __call__(self, images: Tensor) -> Answer:
         """The answer for each image: (B, 3, S, S)."""
@@ -93,13 +93,14 @@ class Answering:
         if not len(rows):
             return
         own = self.exactly.together(images[rows])
-        self.squares += float((own.logits - answer.logits[rows]).square().sum())
-        self.compared += own.logits.numel()
+        best = answer.logits[rows].topk(2, dim=1)
+        self.squares += float((lead(own.logits.gather(1, best.indices)) - lead(best.values)).square().sum())
+        self.compared += len(rows)
         answer.logits[rows], answer.task_weights[rows], answer.passes[rows] = own.logits, own.task_weights, own.passes
 
     @property
     def bound(self) -> float:
-        """Two best logits nearer than this may be swapped by rounding."""
+        """A lead below this may be turned by rounding."""
         return DEVIATIONS * math.sqrt(self.squares / max(1, self.compared))
 
     @cached_property
@@ -120,8 +121,12 @@ def close(logits: Tensor, bound: float) -> Tensor:
     >>> close(torch.tensor([[8.0, 7.9, -1.0], [8.0, 7.0, -1.0]]), bound=0.5)
     tensor([ True, False])
     """
-    best = logits.topk(2, dim=1).values  # (B, 2)
-    return best[:, 0] - best[:, 1] < bound
+    return lead(logits.topk(2, dim=1).values) < bound
+
+
+def lead(logits: Tensor) -> Tensor:
+    """Of the first class over the second: (B, 2) -> (B,)."""
+    return logits[:, 0] - logits[:, 1]
 
 
 class KnownWays:
