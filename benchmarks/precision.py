@@ -26,7 +26,7 @@ def measured(kind: str, seed: int) -> dict[str, Any]:
     given = {"dataset": "cifar100", "backbone": args.backbone, "order": "natural", "seed": seed, "per_class": args.images}
     config = run_config({**preset_settings("budget", given), **given, "precision": kind})
     with tempfile.TemporaryDirectory() as folder:
-        results = run(config, Path(folder) / "run")
+        results = run(config, (args.folder or Path(folder)) / f"{kind}-{seed}")
     summary = results.summary()
     figures = {name: summary[name] for name in ("ACC", "AF", "task_identification")}
     return {"precision": kind, "seed": seed, **figures, "seconds": sum(task.seconds for task in results.rows)}
@@ -48,6 +48,7 @@ if __name__ == "__main__":
     parser.add_argument("--images", type=int, default=100, help="of each class, to train on")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--folder", type=Path, help="where the runs are kept, with their models")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     main()

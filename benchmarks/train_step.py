@@ -60,7 +60,7 @@ def gradients(method: CAPrompt, images: Tensor, labels: Tensor) -> tuple[Tensor,
     return total.detach(), torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
 
 
-def errors(method: CAPrompt, size: int = 8) -> dict[str, float]:
+def errors(method: CAPrompt, size: int) -> dict[str, float]:
     """Relative error of loss and gradient against float64."""
     exact = caprompt(method.device, torch.float64, TASKS).double()
     images, labels = batch(method, size)
@@ -76,7 +76,7 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     """One row: speed, memory, share of the ceiling, error."""
     variant = VARIANTS.get(name, Variant(torch.float32, recorded=False))
     method = variant.applied(TASKS)
-    accuracy = errors(method) if name in VARIANTS and size == min(args.batches) else {}
+    accuracy = errors(method, size) if name in VARIANTS and size == min(args.batches) else {}
     kind = PlainStep if name == "plain fp32" else Step
     step = kind(method, for_training(method))
     call = Recorded(step) if variant.recorded else step
