@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 BENCHMARK = ROOT / "benchmarks" / "results" / "cifar100.json"
 FROZEN = ROOT / "benchmarks" / "results" / "frozen.json"
+FEW = ROOT / "benchmarks" / "results" / "few.json"
 REPRODUCED = ROOT / "docs" / "reproduced"
 
 
@@ -75,13 +76,15 @@ def allowed(benchmark: Path, reproduced: Path) -> set[str]:
     groups: dict[Any, list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["row"], json.dumps(run["settings"])), []).append(run)
-    frozen = benchmark.with_name(FROZEN.name)
-    known = numbers_in(json.loads(frozen.read_text())) if frozen.is_file() else set()
+    others = [benchmark.with_name(path.name) for path in (FROZEN, FEW)]
+    known = {number for path in others if path.is_file() for number in numbers_in(json.loads(path.read_text()))}
     known |= numbers_in(runs) | means(groups) | numbers_in(references()) | numbers_in(printed())
     for record in reproduced.glob("*/*/*.json"):
         if record.stem == record.parent.name:
             for *_, names in json.loads(record.read_text())["planned"]:
-                known |= over_seeds([reproduced / "cells" / name for name in names]) if isinstance(names, list) else set()
+                cells = [reproduced / "cells" / name for name in names] if isinstance(names, list) else []
+                run = [cell for cell in cells if cell.is_dir()]
+                known = known.union(over_seeds(run), *(over_seeds([cell]) for cell in run))
     return {f"{number:.{digits}f}" for number in known for digits in (0, 1, 2, 3, 5)}
 
 
@@ -96,7 +99,7 @@ def figures_of(text: str) -> list[str]:
 
 
 def test_the_page_is_what_the_files_say() -> None:
-    assert results_page(BENCHMARK, FROZEN, REPRODUCED, PAGE) == PAGE.read_text(encoding="utf-8"), (
+    assert results_page(BENCHMARK, FROZEN, FEW, REPRODUCED, PAGE) == PAGE.read_text(encoding="utf-8"), (
         "write it anew with `caprompt results`"
     )
 
@@ -119,7 +122,7 @@ def test_a_number_that_was_not_measured_is_found(tmp_path: Path) -> None:
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     place = tmp_path / "benchmarks" / "results"
     place.mkdir(parents=True)
-    for measured in (BENCHMARK, FROZEN):
+    for measured in (BENCHMARK, FROZEN, FEW):
         shutil.copy(measured, place)
     evidence = pretended("table3", tmp_path / "docs" / "reproduced" / "cells")
     write(evidence, evidence.target.present(evidence), tmp_path / "docs" / "reproduced" / "tiny" / "table3")

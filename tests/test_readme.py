@@ -12,6 +12,7 @@ from helpers import caprompt, square, write_squares
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+LARGER = r"(?m)^\| ([\w-]+) \| ([^|]+) \| ours \| honest \|.* \| ([^|]+) \| ([^|]+) \|$"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -35,6 +36,22 @@ def test_the_table_is_what_the_benchmark_wrote() -> None:
     written = json.loads((ROOT / "benchmarks" / "results" / "digits.json").read_text(encoding="utf-8"))
     assert benchmark.markdown(written["rows"]) in README
     assert written["backbone"] in README
+
+
+def test_the_larger_table_is_that_of_the_results() -> None:
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    section = results.partition("## The default against its rivals")[2]
+    found = {(data, row): (acc, af) for data, row, acc, af in re.findall(LARGER, section)}
+    named = {"CAPrompt as we recommend it": "CAPrompt with ridge"}
+    shown = re.findall(r"^\| ([^|]+) \| ([\d. ±]+) \| ([\d. ±]+) \| ([\w. ]+) \|$", README, flags=re.MULTILINE)
+    compared = 0
+    for label, acc, af, other in shown:
+        row = named.get(label, label)
+        if ("CIFAR-100", row) in found:
+            assert (acc, af) == found["CIFAR-100", row]
+            assert other == found["Tiny-ImageNet", row][0]
+            compared += 1
+    assert compared == 4
 
 
 def test_every_command_that_is_shown_exists() -> None:

@@ -19,6 +19,7 @@ def results(
     *,
     benchmark: Path = Path("benchmarks/results/cifar100.json"),
     frozen: Path = Path("benchmarks/results/frozen.json"),
+    few: Path = Path("benchmarks/results/few.json"),
     reproduced: Path = Path("docs/reproduced"),
     page: Path = Path("docs/results.md"),
 ) -> None:
@@ -35,6 +36,8 @@ def results(
         The file that benchmarks/cifar100.py writes.
     frozen
         The file that benchmarks/frozen.py writes.
+    few
+        The file that benchmarks/few.py writes.
     reproduced
         A folder of `caprompt reproduce --out`; its tables and figures are written anew from its cells.
     page
@@ -43,7 +46,7 @@ def results(
     from caprompt.reproduce.outputs import write
     from caprompt.reproduce.page import reproductions
 
-    text = results_page(benchmark, frozen, reproduced, page)
+    text = results_page(benchmark, frozen, few, reproduced, page)
     for place, evidence in reproductions(reproduced):
         write(evidence, evidence.target.present(evidence), place)
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -51,13 +54,15 @@ def results(
     out.print(f"saved in {page}", soft_wrap=True)
 
 
-def results_page(benchmark: Path, frozen: Path, reproduced: Path, page: Path) -> str:
+def results_page(benchmark: Path, frozen: Path, few: Path, reproduced: Path, page: Path) -> str:
     """The page's text, as it should stand at `page`."""
-    from caprompt.reproduce.page import benchmark_section, frozen_section, read_benchmark, reproduced_section, reproductions
+    from caprompt.reproduce import page as parts
 
-    sections = [benchmark_section(read_benchmark(benchmark), f"{benchmark.stem}.png")] if benchmark.is_file() else []
-    sections += [frozen_section(frozen)] if frozen.is_file() else []
-    sections += [reproduced_section(place, evidence, page.parent) for place, evidence in reproductions(reproduced)]
+    runs = parts.read_benchmark(benchmark) if benchmark.is_file() else None
+    sections = [parts.benchmark_section(runs, f"{benchmark.stem}.png")] if runs else []
+    sections += [parts.frozen_section(frozen)] if frozen.is_file() else []
+    sections += [parts.few_section(few)] if few.is_file() else []
+    sections += [parts.reproduced_section(place, evidence, page.parent) for place, evidence in parts.reproductions(reproduced)]
     if not sections:
         raise InputError(
             f"there is nothing to tell of in '{benchmark}' and '{reproduced}'; measure with 'caprompt reproduce' first"

@@ -11,7 +11,7 @@ from helpers import tree
 from caprompt.errors import ModelFolderError
 from caprompt.protocols import HONEST
 from caprompt.reproduce.outputs import write
-from caprompt.reproduce.page import benchmark_section, read_benchmark, references, reproduced_section, reproductions
+from caprompt.reproduce.page import benchmark_section, few_section, read_benchmark, references, reproduced_section, reproductions
 
 
 def a_run(row: str, order: str, protocol: str, accuracy: float, **settings: Any) -> dict[str, Any]:
@@ -86,3 +86,19 @@ def test_reproduced_targets_are_told_from_their_cells(tmp_path: Path) -> None:
     assert [text.splitlines()[0][:10] for text in sections] == ["## Table 3", "## Theorem"]
     assert "(reproduced/tiny/table3/table3.svg)" in sections[0]
     assert reproductions(tmp_path / "nowhere") == []
+
+
+def test_few_images_have_a_column_for_each_order_that_was_run(tmp_path: Path) -> None:
+    where = {"device": "cuda: X", "torch": "2", "python": "3", "caprompt": "0"}
+    found = {"images_per_class": 7, "backbone": "deit", "date": "2026-01-02", "environment": where}
+    path = tmp_path / "few.json"
+    path.write_text(json.dumps({**found, "rows": {"one": {"0": 50.125, "10": 49.0}, "two": {"2": 40.0}}}))
+    text = few_section(path)
+    assert "## CIFAR-100, 7 images of each class" in text
+    assert "| ACC in percent | order 0 | order 2 | order 10 |" in text
+    assert "| one | 50.12 | not run | 49.00 |" in text
+    assert "| two | not run | 40.00 | not run |" in text
+    assert "cuda: X" in text
+    path.write_text(json.dumps(found))
+    with pytest.raises(ModelFolderError, match="does not hold figures of few images"):
+        few_section(path)

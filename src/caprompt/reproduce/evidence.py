@@ -18,7 +18,7 @@ __all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "
 
 Place = tuple[str, str, str]  # row, data set, backbone ("" for the scale's own)
 PAPER_DATA = ("cifar100", "imagenet-r", "cub200")
-TITLES = {"cifar100": "CIFAR-100", "imagenet-r": "ImageNet-R", "cub200": "CUB200", "digits": "digits"}
+TITLES = {"cifar100": "CIFAR-100", "imagenet-r": "ImageNet-R", "cub200": "CUB200", "tiny-imagenet": "Tiny-ImageNet"}
 
 
 @dataclass(frozen=True)

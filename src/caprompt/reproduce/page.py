@@ -26,7 +26,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["benchmark_section", "frozen_section", "read_benchmark", "references", "reproduced_section", "reproductions"]
+__all__ = [
+    "benchmark_section",
+    "few_section",
+    "frozen_section",
+    "read_benchmark",
+    "references",
+    "reproduced_section",
+    "reproductions",
+]
 
 Runs = Sequence[dict[str, Any]]
 NEEDED = {
@@ -146,6 +154,27 @@ def frozen_section(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+def few_section(path: Path) -> str:
+    """What comes of few images of each class, a column for each class order that was run."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows, count = found["rows"], int(found["images_per_class"])
+        orders = sorted({order for own in rows.values() for order in own}, key=int)
+        figures = {label: [f"{own[order]:.2f}" if order in own else "not run" for order in orders] for label, own in rows.items()}
+        where = f"backbone {found['backbone']}, {machine(found['environment'])}, {found['date']}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"'{path}' does not hold figures of few images; write it with benchmarks/few.py") from error
+    heads = _row(["ACC in percent", *(f"order {order}" for order in orders)])
+    table = "\n".join([heads, f"|---|{'--:|' * len(orders)}", *(_row([label, *own]) for label, own in figures.items())])
+    title = f"## CIFAR-100, {count} images of each class to learn from"
+    return "\n\n".join([title, FEW_NOTE, table, f"Measured with {where}:", f"```\n{FEW_COMMAND}\n```"])
+
+
+FEW_NOTE = (
+    "Ten tasks of ten classes, preset `budget` (5 epochs a task) with nothing tuned for few images, all test images, honest. "
+    "The row of 20 epochs trains on the first task for as long as its authors do."
+)
+FEW_COMMAND = "python benchmarks/few.py --backbone deit_tiny_patch16_224.safetensors"
 FROZEN_WAYS = {"pillow": "by Pillow's rule, as everywhere here", "interpolate": "by torch's interpolate"}
 FROZEN_NOTE = (
     "Features of the frozen backbone, all 100 classes at once, honest. Pictures of 32 pixels are enlarged to 256 and cut to 224; "
