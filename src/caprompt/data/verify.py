@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from caprompt.data.store import ImageStore
 from caprompt.errors import DataError
 
 __all__ = ["check_one_class_each", "verified"]
+
+PORTION = 8  # pictures that a thread looks at in one go
 
 
 def verified(
@@ -43,8 +46,10 @@ def verified(
 
     good, skipped = [], []
     workers = min(8, os.cpu_count() or 1)
-    with closing(in_order(trouble, range(len(samples)), workers, ahead=4 * workers)) as troubles:
-        for position, problem in enumerate(troubles):
+    # Some at a time: handing over a small picture costs as much as decoding it.
+    portions = (range(start, min(start + PORTION, len(samples))) for start in range(0, len(samples), PORTION))
+    with closing(in_order(lambda portion: [*map(trouble, portion)], portions, workers, ahead=2 * workers)) as found:
+        for position, problem in enumerate(chain.from_iterable(found)):
             if problem is None:
                 good.append(position)
             elif skip_bad:
