@@ -75,3 +75,16 @@ def test_where_cells_were_run_is_told_once(tmp_path: Path) -> None:
     assert sorted(evidence.machines()) == told
     shown = section(evidence, evidence.target.present(evidence), "")
     assert all(f"- Run on {where}.\n" in shown for where in told)
+
+
+def test_what_runs_have_noted_of_their_data_is_said_once(evidence: Evidence) -> None:
+    for seed in range(2):
+        path = folder_of(evidence, seed) / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "warnings": ["3 of the 9 test images are known"]}))
+    assert [note for note in evidence.notes() if "known" in note] == ["digits: 3 of the 9 test images are known"]
+
+
+def test_one_seed_has_no_spread_to_speak_of(tmp_path: Path) -> None:
+    for seeds, words in ((1, "preset budget, one seed. `"), (2, "preset budget, 2 seeds, mean ± standard deviation. `")):
+        evidence = pretended("table3", tmp_path / str(seeds), seeds=seeds)
+        assert words in section(evidence, evidence.target.present(evidence), "")

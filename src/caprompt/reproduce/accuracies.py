@@ -78,14 +78,15 @@ def tabulated(
             lines.append(Line(names, OURS, protocol(row), entries))
     heads = ("backbone", "method") if several else ("method",)
     headings = tuple(Column(TITLES.get(dataset, dataset), metric) for dataset, metric in columns)
-    sheet = Sheet(target.title, heads, headings, tuple(lines), (LEAK_NOTE, *evidence.notes()))
+    leaking = (LEAK_NOTE,) if any(line.protocol == "leaks" for line in lines) else ()
+    sheet = Sheet(target.title, heads, headings, tuple(lines), (*leaking, *evidence.notes()))
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
 
 
 LEAK_NOTE = (
     "Published figures marked 'leaks' come from programs in which the images of a test batch influence each other, and a batch "
-    "holds one task; they say nothing beside honest ones"
+    "holds one task; they cannot be compared with honest ones"
 )
 
 TARGETS = (

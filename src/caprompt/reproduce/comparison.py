@@ -52,8 +52,9 @@ SPEEDS = {
 SPEED_FILE = "speeds.json"  # beside the cells; cells that share a device do not tell how fast a method is
 NOTES = (
     "Same backbone, pictures, class order, epochs and batches for every method (preset 'budget'); joint training sees all classes "
-    "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound. RanPAC trains on the first "
-    "task alone; the row of 20 epochs is as long as its authors train there",
+    "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound (joint prompts are that of "
+    "rows alone that have one set of prompts and a trained head as well). RanPAC trains on the first task alone; the row of 20 "
+    "epochs is as long as its authors train there",
     "ACC is the mean over tasks after the last one, pooled the share of all images, AF what tasks have lost since their best, "
     "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task found' the share of "
     "images whose answer is a class of the right task; 'trained' is what training has set and the model still needs, 'kB a class' "

@@ -152,7 +152,18 @@ class Evidence:
         notes += [f"{short} of {len(planned)} rest on fewer than {self.scale.seeds} seeds, or on none"] if short else []
         waiting = dict.fromkeys(name for names in planned for name in names if not self.is_done(name))
         reasons = {name: failure(self.home / name) for name in waiting}
-        return (*notes, *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
+        return (*notes, *self.concerns(), *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
+
+    def concerns(self) -> tuple[str, ...]:
+        """What readers of the figures should know of data and backbone, as the runs themselves have noted it."""
+        found = [
+            f"{TITLES.get(dataset, dataset)}: {warning}"
+            for (_, dataset, _), names in self.planned.items()
+            for name in (() if isinstance(names, str) else names)
+            if self.is_done(name)
+            for warning in read_plan(self.home / name).get("warnings", ())
+        ]
+        return tuple(dict.fromkeys(found))
 
 
 def machine(environment: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def section(evidence: Evidence, shown: Presentation, pictures_in: str, level: in
     backbone = Path(scale.backbone).name.removesuffix(".safetensors")
     lines += [
         f"Scale {scale.name}: {scale.summary}. Backbone {backbone} where the table names no other, preset {scale.preset}, "
-        f"{scale.seeds} seeds, mean ± standard deviation. `{command(evidence)}`",
+        f"{'one seed' if scale.seeds == 1 else f'{scale.seeds} seeds, mean ± standard deviation'}. `{command(evidence)}`",
         "",
         *(f"- {note}." for note in (*sheet.notes, *(f"Run on {where}" for where in evidence.machines()))),
     ]
