@@ -19,6 +19,7 @@ from caprompt.data import Dataset, load_dataset
 from caprompt.data.streams import class_order
 from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.orders import RIVALS
+from caprompt.reproduce.scales import backbone_title
 from caprompt.running import preset_settings, run_config
 
 NAME = "few"
@@ -40,7 +41,7 @@ def main() -> None:
     """Measure what is missing, print, write."""
     path = args.out / f"{NAME}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    conditions = {"dataset": "cifar100", "images_per_class": args.images, "backbone": Path(args.backbone).stem}
+    conditions = {"dataset": "cifar100", "images_per_class": args.images, "backbone": backbone_title(args.backbone)}
     same = conditions.items() <= before.items()
     rows: dict[str, dict[str, float]] = before["rows"] if same else {}
     data = load_dataset("cifar100")

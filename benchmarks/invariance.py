@@ -42,7 +42,8 @@ def asked(model: ContinualClassifier, samples: Samples, size: int, precision: st
 def main() -> None:
     """Measure, print, write."""
     model = ContinualClassifier.load(args.model, backbone=args.backbone)
-    samples = load_dataset(args.dataset).test.of_classes(model.classes).select(range(args.images))
+    samples = load_dataset(args.dataset).test.of_classes(model.classes)
+    samples = samples.select(range(min(args.images, len(samples))))
     exact, _, _ = asked(model, samples, args.batches[-1], "fp32")
     rows: list[dict[str, Any]] = []
     for precision in args.precisions:

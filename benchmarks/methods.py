@@ -24,6 +24,7 @@ from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
 from caprompt.reproduce.comparison import ROWS, SPEED_FILE
 from caprompt.reproduce.evidence import Row
+from caprompt.reproduce.scales import backbone_title
 from caprompt.running import preset_settings, run_config
 
 EPOCHS = 3
@@ -72,7 +73,7 @@ def main() -> None:
         trained = f"{found['training_images_per_second']:.0f}" if found["training_images_per_second"] else "-"
         cells = [trained, f"{found['rest_seconds']:.1f}", f"{found['prediction_images_per_second']:.0f}", f"{found['passes']:.0f}"]
         print(f"| {row.label} | {' | '.join(cells)} |", flush=True)
-        figures = {"dataset": data.name, "images_per_class": args.images, "backbone": Path(args.backbone).stem, "rows": rows}
+        figures = {"dataset": data.name, "images_per_class": args.images, "backbone": backbone_title(args.backbone), "rows": rows}
         save(Path(SPEED_FILE).stem, figures, args.out)
 
 

@@ -18,6 +18,7 @@ from measuring import RESULTS, save
 from page import precision
 
 from caprompt.experiment import run
+from caprompt.reproduce.scales import backbone_title
 from caprompt.running import preset_settings, run_config
 
 
@@ -34,7 +35,7 @@ def measured(kind: str, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    figures: dict[str, Any] = {"backbone": Path(args.backbone).stem, "images_per_class": args.images, "rows": []}
+    figures: dict[str, Any] = {"backbone": backbone_title(args.backbone), "images_per_class": args.images, "rows": []}
     for seed in args.seeds:
         for kind in args.precisions:
             figures["rows"].append(measured(kind, seed))

@@ -3,7 +3,7 @@
     python benchmarks/prediction.py                  # prints a table, writes benchmarks/results/prediction.json
 
 Shares are of the matrix ceiling measured in the same run; two cycles are two forward passes of 35 GFLOP an image. Random images on
-random weights are all close decisions, so what `Answering` asks again alone is left out; `invariance.py` counts it on real images.
+random weights are all close decisions, so what `Answering` asks again is left out; `invariance.py` counts it on real images.
 """
 
 from __future__ import annotations

@@ -113,6 +113,19 @@ def test_all_ways_share_one_second_backbone_and_are_gone_when_cleared() -> None:
         gc.enable()
 
 
+def test_an_answer_that_overflowed_is_asked_again_and_tells_nothing_of_rounding() -> None:
+    made, images = rounding(torch.bfloat16), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
+    images[:, 0, 0, 1] = 3
+    ask = asking(made, 3)
+    bound = ask.bound
+    answer = ask.together(images)
+    answer.logits[1] = float("nan")
+    ask.settle(images, answer)
+    assert answer.passes.tolist() == [2, 4, 2]
+    assert answer.logits.isfinite().all()
+    assert ask.bound == bound
+
+
 def test_in_full_precision_nothing_is_asked_twice() -> None:
     made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
     ask = Answering(made, 3)

@@ -11,7 +11,7 @@ from helpers import QUICK, same_tensors, square, squares, tiny_vit, write_backbo
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
-from caprompt.errors import CapromptError, DataError, ModelFolderError
+from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, Event, Reading, StepTaken
 
 
@@ -101,6 +101,27 @@ def test_giving_the_task_away_uses_that_tasks_prompt(backbone: Path) -> None:
     assert model.evaluate(squares(["blue", "red"]), give_task=True).mean_passes == 1
     assert model.evaluate(squares(["red"])).mean_passes == 2
     assert seen == [[1] * 5 + [0] * 5, []]
+
+
+def test_an_option_that_cannot_be_held_leaves_the_model_as_it_was(backbone: Path) -> None:
+    model = fresh(backbone)
+    model.learn(squares(["red", "green"]))
+    before = model.predict_one(square("red", 50))
+    with pytest.raises(OptionError, match="fp8"):
+        model.predict_one(square("red", 50), precision="fp8")
+    assert model.method.options.precision == "auto"
+    assert model.predict_one(square("red", 50)) == before
+
+
+def test_compiling_for_one_prediction_does_not_stay(backbone: Path) -> None:
+    model = fresh(backbone)
+    block = model.vit.blocks[0]
+    with model.with_options({"compile": True}):
+        assert "through_blocks" in vars(model.vit)
+        assert block.mlp.compact
+    assert "through_blocks" not in vars(model.vit)
+    assert not block.mlp.compact
+    assert not block.norm1.compact
 
 
 def test_options_at_prediction(backbone: Path) -> None:

@@ -9,7 +9,7 @@ from helpers import QUICK, squares, write_backbone
 
 from caprompt import ContinualClassifier
 from caprompt.errors import OptionError
-from caprompt.model_folder import IN_PROGRESS, call_was_stopped, saved_options, tensors_under
+from caprompt.model_folder import IN_PROGRESS, call_was_stopped, options_on, saved_options, tensors_under
 from caprompt.weights import DEFAULT_BACKBONE
 
 
@@ -43,3 +43,10 @@ def test_a_model_saved_with_an_option_that_is_no_more_is_read_if_nothing_is_lost
     assert saved_options({"method": "caprompt", "options": {**older, "patches": False}}) == options
     with pytest.raises(OptionError, match="unknown option 'patches'"):
         saved_options({"method": "caprompt", "options": {**older, "patches": True}})
+
+
+def test_numbers_that_a_device_does_not_have_give_way_to_its_own(backbone: Path) -> None:
+    options = ContinualClassifier(backbone=backbone, **QUICK).method.options.model_dump(mode="json")  # type: ignore[arg-type]
+    for saved, found in (("fp8", "auto"), ("bf16", "bf16"), ("auto", "auto")):
+        config = {"method": "caprompt", "options": {**options, "precision": saved}}
+        assert options_on(torch.device("cpu"), config)["precision"] == found

@@ -94,8 +94,10 @@ class Answering:
             return
         own = self.exactly.together(images[rows])
         best = answer.logits[rows].topk(2, dim=1)
-        self.squares += float((lead(own.logits.gather(1, best.indices)) - lead(best.values)).square().sum())
-        self.compared += len(rows)
+        moved = lead(own.logits.gather(1, best.indices)) - lead(best.values)
+        moved = moved[moved.isfinite()]  # float16 may overflow, which tells nothing of rounding
+        self.squares += float(moved.square().sum())
+        self.compared += len(moved)
         answer.logits[rows], answer.task_weights[rows], answer.passes[rows] = own.logits, own.task_weights, own.passes
 
     @property
@@ -116,12 +118,12 @@ def parts(method: Method, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def close(logits: Tensor, bound: float) -> Tensor:
-    """Whose two likeliest classes are nearer to each other than this: (B, C) -> (B,).
+    """Whose two likeliest classes are nearer to each other than this, or who has no likeliest at all: (B, C) -> (B,).
 
     >>> close(torch.tensor([[8.0, 7.9, -1.0], [8.0, 7.0, -1.0]]), bound=0.5)
     tensor([ True, False])
     """
-    return lead(logits.topk(2, dim=1).values) < bound
+    return ~(lead(logits.topk(2, dim=1).values) >= bound)  # also true of NaN
 
 
 def lead(logits: Tensor) -> Tensor:
@@ -151,9 +153,12 @@ class KnownWays:
 
 
 def batch_for(images: int, wished: int | None, device: torch.device) -> int:
-    """How many of so many images to answer at once.
+    """How many of so many images to answer at once. On a GPU, where every size is recorded, a few sizes do for all numbers.
 
     >>> batch_for(1000, None, torch.device("cpu")), batch_for(3, None, torch.device("cpu")), batch_for(1000, 7, torch.device("cpu"))
     (64, 3, 7)
+    >>> batch_for(3, None, torch.device("cuda")), batch_for(1000, None, torch.device("cuda")), batch_for(3, 7, torch.device("cuda"))
+    (4, 256, 3)
     """
-    return max(1, min(images, wished or BATCH.get(device.type, BATCH["cpu"])))
+    size = max(1, min(images, wished or BATCH.get(device.type, BATCH["cpu"])))
+    return size if wished or device.type == "cpu" else 1 << (size - 1).bit_length()

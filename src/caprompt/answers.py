@@ -72,11 +72,11 @@ class Evaluation:
 def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Prediction]:
     """One prediction per image of a batch, with its `top` likeliest classes."""
     scores, order = answer.logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    for row in range(len(scores)):
-        best = zip(scores[row, :top].tolist(), order[row, :top].tolist(), strict=True)
-        ranked = tuple(Score(classes[index], score) for score, index in best)
-        weights = tuple(answer.task_weights[row].tolist())
-        yield Prediction(ranked[0].label, ranked[0].score, ranked, weights, int(answer.passes[row]))
+    # As lists at once: from a GPU, every row would be waited for.
+    parts = (scores[:, :top], order[:, :top], answer.task_weights, answer.passes)
+    for best, indices, weights, passes in zip(*(part.tolist() for part in parts), strict=True):
+        ranked = tuple(Score(classes[index], score) for score, index in zip(best, indices, strict=True))
+        yield Prediction(ranked[0].label, ranked[0].score, ranked, tuple(weights), int(passes))
 
 
 def evaluation(

@@ -34,7 +34,7 @@ from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
 from caprompt.feeding import Feeder, Repeatable
 from caprompt.methods.base import Batches
-from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, saved_options, stopped_call, tensors_under
+from caprompt.model_folder import IN_PROGRESS, find_saved_backbone, options_on, saved_options, stopped_call, tensors_under
 from caprompt.pacing import Sparingly
 from caprompt.seeds import derive, generator
 from caprompt.weights import DEFAULT_BACKBONE, Backbone, find_backbone
@@ -261,9 +261,9 @@ class ContinualClassifier:
             if name in type(before).model_fields and name not in before.at_prediction:
                 raise InputError(f"option '{name}' belongs to training; it cannot be changed at prediction")
         changed = options.check(type(before), {**before.model_dump(), **settings}, owner=self.method.name)
-        self.method.options = changed
-        self._hold_backbone()
         try:
+            self.method.options = changed
+            self._hold_backbone()
             yield
         finally:
             self.method.options = before
@@ -272,8 +272,7 @@ class ContinualClassifier:
     def _hold_backbone(self) -> None:
         """Hold the frozen backbone as the options say; other numbers than before are read anew from its file."""
         self.vit.recompute = self.method.options.recompute
-        if self.method.options.compile:
-            self.vit.compile_blocks()
+        self.vit.compile_blocks() if self.method.options.compile else self.vit.uncompile_blocks()
         precision = self.method.options.precision
         if fp8.hold(self.vit, find_precision(precision, self.device), precision == FP8, self.backbone.weights):
             self.asked.clear()
@@ -321,7 +320,7 @@ class ContinualClassifier:
         saved = checkpoint.read(folder)
         config = saved.config
         found = find_saved_backbone(config["backbone"], folder, backbone)
-        model = cls(config["method"], found, seed=config["seed"], device=device, **saved_options(config))
+        model = cls(config["method"], found, seed=config["seed"], device=device, **options_on(find_device(device), config))
         model._take(saved)
         return model
 

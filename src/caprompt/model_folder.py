@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from caprompt import checkpoint, methods
+from caprompt.devices import FP8, has_float8
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.options import check
 from caprompt.weights import Backbone, available, find_backbone, sha256_of
 
-__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "saved_options", "stopped_call", "tensors_under"]
+__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "options_on", "saved_options", "stopped_call", "tensors_under"]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
 
@@ -53,6 +55,12 @@ def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
     gone = options_class.retired
     kept = {name: value for name, value in config["options"].items() if name not in gone or value != gone[name]}
     return check(options_class, kept, owner=config["method"]).model_dump(mode="json")
+
+
+def options_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a saved model; numbers that this device cannot compute with give way to its own."""
+    options = saved_options(config)
+    return {**options, "precision": "auto"} if options["precision"] == FP8 and not has_float8(device) else options
 
 
 def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ ORDINARY_CALLS = 3  # before recording: they make what lives on (an optimiser's 
 
 
 class Recorded(Generic[Result]):
-    """A function of tensors that, after a few calls, is replayed; inputs of other shapes than those recorded are computed plainly.
+    """A function of tensors that, after a few calls, is replayed; inputs of other shapes than the first ones are computed plainly.
 
     What it returns is overwritten by the next call. The function must not wait for the GPU, and what it changes must stay in place.
     """
@@ -31,17 +31,25 @@ class Recorded(Generic[Result]):
     def __init__(self, function: Callable[..., Result]) -> None:
         self.function = function
         self.calls = 0
+        self.shapes: list[torch.Size] = []
         self.inputs: tuple[Tensor, ...] = ()
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor) -> Result:
+        shapes = [given.shape for given in inputs]
+        self.shapes = self.shapes or shapes
+        if shapes != self.shapes:
+            return self.function(*inputs)
+        with torch.cuda.device(inputs[0].device):
+            return self.again(*inputs)
+
+    def again(self, *inputs: Tensor) -> Result:
+        """A call with inputs of the first call's shapes."""
         if self.graph is None:
             self.calls += 1
             if self.calls <= ORDINARY_CALLS:
                 return self.aside(*inputs)
-            self.record(*inputs)
-        if [given.shape for given in inputs] != [own.shape for own in self.inputs] or self.graph is None:
-            return self.function(*inputs)
+            self.graph = self.record(*inputs)
         for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(given)
         self.graph.replay()
@@ -49,25 +57,26 @@ class Recorded(Generic[Result]):
 
     def aside(self, *inputs: Tensor) -> Result:
         """A plain call on another stream, which is what recording asks of the calls before it."""
-        side = recording_stream()
+        side = recording_stream(inputs[0].device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             result = self.function(*inputs)
         torch.cuda.current_stream().wait_stream(side)
         return result
 
-    def record(self, *inputs: Tensor) -> None:
+    def record(self, *inputs: Tensor) -> torch.cuda.CUDAGraph:
         """Record a call with inputs of these shapes. Recording computes nothing."""
         self.inputs = tuple(given.clone() for given in inputs)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=recording_stream()):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=recording_stream(inputs[0].device)):
             self.result = self.function(*self.inputs)
+        return graph
 
 
 @cache
-def recording_stream() -> torch.cuda.Stream:
-    """The one stream that everything is recorded on: matrix products take memory to work in for every stream they are seen on."""
-    return torch.cuda.Stream()
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of a GPU that everything is recorded on: products take memory to work in for every stream they are seen on."""
+    return torch.cuda.Stream(device)
 
 
 def recorded(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:

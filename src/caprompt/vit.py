@@ -117,7 +117,7 @@ class Mlp(nn.Module):
         """Behind the first map and the GELU: (B, N, D) -> (B, N, M)."""
         if (
             x.is_cuda
-            and x.dtype != torch.float32
+            and x.dtype in (torch.bfloat16, torch.float16)
             and not (torch.is_grad_enabled() or self.quick)
             and isinstance(self.fc1, nn.Linear)
         ):
@@ -234,27 +234,36 @@ class ViT(nn.Module):
         x, last = stem.tokens, len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             call = partial(block, adaptation=adaptation, stem=stem if layer == 0 else None, at=at if layer == last else None)
-            x = checkpoint(call, x, use_reentrant=False) if self.recompute and torch.is_grad_enabled() else call(x)
+            if self.recompute and torch.is_grad_enabled():
+                # Nothing in a block is random, and a step that is being recorded could not save the state of chance.
+                x = checkpoint(call, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = call(x)
         return x
 
     def compile_blocks(self) -> None:
         """Let the compiler fuse kernels across the blocks; it pays when many batches of one size follow. Once is enough."""
         if "through_blocks" in vars(self):
             return
-        torch._dynamo.config.recompile_limit = 64  # one for each shape, with and without gradient
+        limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # before torch 2.7
+        setattr(torch._dynamo.config, limit, 64)  # one for each shape, with and without gradient
         self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
         bytes_for_norms = not self.cls_token.is_cuda or has_float8(self.cls_token.device)  # a CPU writes any type
         for part in self.blocks.modules():
             if isinstance(part, Mlp) or (isinstance(part, Norm) and bytes_for_norms):
                 part.compact = True
 
-    def uncompiled_copy(self) -> ViT:
-        """The same network with weights of its own."""
-        twin = copy.deepcopy(self)
-        vars(twin).pop("through_blocks", None)  # what was compiled is bound to this network
-        for part in twin.blocks.modules():
+    def uncompile_blocks(self) -> None:
+        """As if they had never been compiled."""
+        vars(self).pop("through_blocks", None)
+        for part in self.blocks.modules():
             if isinstance(part, (Mlp, Norm)):
                 part.compact = False
+
+    def uncompiled_copy(self) -> ViT:
+        """The same network with weights of its own; what was compiled is bound to this one."""
+        twin = copy.deepcopy(self)
+        twin.uncompile_blocks()
         return twin
 
     def last_norm(self, x: Tensor) -> Tensor:

@@ -121,3 +121,15 @@ def test_half_of_the_sums_is_kept_and_what_is_solved_comes_back_to_the_last_bit(
     assert torch.equal(back, back.T)
     assert torch.equal(back.tril(), square.tril())
     assert torch.equal(whole(square, size), square)  # as models were saved before
+
+
+def test_images_that_are_all_but_the_same_have_a_solution() -> None:
+    """Fifty thousand additions of nearly one picture round G's float32 sums further than the floor under lambda allows for."""
+    ridge, chance = prefer(head(width=40, classes=2), STRENGTHS[0]), torch.Generator().manual_seed(0)
+    for _ in range(3000):
+        ridge.observe(1 + 1e-4 * torch.randn(1, 40, generator=chance), torch.tensor([0]))
+    ridge.gram.diagonal().sub_(2 * ridge.strength)  # as far below zero as rounding may get
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.linalg.cholesky(ridge.gram.double() + ridge.strength * torch.eye(40, dtype=torch.float64))
+    ridge.solve()
+    assert ridge.weight.isfinite().all()

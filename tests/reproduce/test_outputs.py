@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from grids import pretended
@@ -32,3 +33,17 @@ def test_the_leaking_protocol_is_in_the_title_and_the_command(tmp_path: Path) ->
     assert text.startswith("## Table 3")
     assert "RELEASED" in text.splitlines()[0]
     assert "(there/table3.svg)" in text
+
+
+def test_the_command_names_what_is_not_usual_at_its_scale(tmp_path: Path) -> None:
+    evidence = pretended("comparison", tmp_path)
+    other = replace(evidence.scale, backbone="/weights/vit.dino.safetensors", settings={**evidence.scale.settings, "epochs": 7})
+    changed = replace(evidence, scale=other)
+    assert command(changed) == "caprompt reproduce comparison --scale tiny --seeds 2 --backbone vit.dino.safetensors --set epochs=7"
+    assert "Backbone vit.dino where" in section(changed, evidence.target.present(evidence), "")
+
+
+def test_a_target_s_own_preset_is_told(tmp_path: Path) -> None:
+    evidence = pretended("comparison", tmp_path)
+    full = replace(evidence, scale=replace(evidence.scale, preset="paper"))
+    assert "preset budget" in section(full, evidence.target.present(evidence), "")

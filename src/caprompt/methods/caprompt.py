@@ -196,20 +196,15 @@ class CAPrompt(Method):
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
         """From the second task on the first prompt is frozen, so the regression knows new classes before they are trained on."""
         if self.ridge is not None and len(self.task_sizes) > 1:
-            self.teach_first_pass(batches, torch.ones_like(self.task_of_class, dtype=torch.bool), generator)
+            with torch.no_grad():
+                self.ridge.learn(((self.first_features(self.vit.stem(images)), labels) for images, labels in batches), generator)
 
     @torch.no_grad()
-    def teach_first_pass(self, batches: Batches, wanted: Tensor, generator: torch.Generator) -> None:
-        """Add the images of wanted classes, (C,) of true and false, to the regression as their first pass sees them."""
-        assert self.ridge is not None
-        chosen = ((images[wanted[labels]], labels[wanted[labels]]) for images, labels in batches)
-        self.ridge.learn(((self.first_features(self.vit.stem(i)), y) for i, y in chosen if len(y)), generator)
-
-    @torch.no_grad()
-    def mixed_features(self, images: Tensor) -> Tensor:
-        """Features as the second pass over images sees them: (B, D)."""
+    def both_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features as the first pass over images sees them and as the second does: (B, D) each."""
         stem = self.vit.stem(images)
-        return self.features_under(stem, self.mix(self.chosen(self.next_weights(self.first_logits(stem)))))
+        first = self.first_features(stem)
+        return first, self.features_under(stem, self.mix(self.chosen(self.next_weights(self.read(first)))))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """What the images tell about their classes, merged with what is known of them."""
@@ -218,12 +213,17 @@ class CAPrompt(Method):
             self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
             if seen.any():
                 replay.align(self.head, self.statistics, self.options, int(seen.sum()), generator)
-        else:
-            # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
-            self.teach_first_pass(batches, seen if len(self.task_sizes) > 1 else torch.ones_like(seen), generator)
-            pairs = [(self.mixed_features(images), labels) for images, labels in batches]
-            self.statistics.observe_all(pairs)
-            self.ridge.learn(pairs, generator)
+            return
+        # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
+        untaught = seen if len(self.task_sizes) > 1 else torch.ones_like(seen)
+        first, mixed = [], []
+        for images, labels in batches:
+            before, after = self.both_features(images)
+            first.append((before[untaught[labels]], labels[untaught[labels]]))
+            mixed.append((after, labels))
+        self.statistics.observe_all(mixed)
+        self.ridge.learn([(features, labels) for features, labels in first if len(labels)], generator)
+        self.ridge.learn(mixed, generator)
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -31,9 +32,9 @@ class PrefixOptions(Options):
     @classmethod
     def spread_range(cls, value: Any) -> Any:
         """'0-8' stands for 0, 1, ... 8."""
-        if isinstance(value, str) and value.replace("-", "", 1).isdigit() and "-" in value:
-            first, last = map(int, value.split("-"))
-            return tuple(range(first, last + 1))
+        ends = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
+        if ends and int(ends[1]) <= int(ends[2]):
+            return tuple(range(int(ends[1]), int(ends[2]) + 1))
         return (value,) if isinstance(value, int) else value
 
 

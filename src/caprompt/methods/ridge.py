@@ -74,10 +74,15 @@ class RidgeHead(Head):
         return max(STRENGTHS[weaker if self.errors[weaker] <= NEAR * self.errors[best] else best], rounding)
 
     def solve(self) -> None:
-        """The weights that follow from the sums, in float64."""
-        system = self.gram.double()
-        system.diagonal().add_(self.strength)
-        self.weight = torch.cholesky_solve(self.sums.T.double(), torch.linalg.cholesky(system)).T.to(self.weight)
+        """The weights that follow from the sums, in float64; lambda ten times as large, and again, where that has no solution."""
+        system, strength = self.gram.double(), self.strength
+        system.diagonal().add_(strength)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        while failed:  # images that are all but the same, of which float32 sums hold less than their rounding
+            system.diagonal().add_(9 * strength)
+            strength *= 10
+            factor, failed = torch.linalg.cholesky_ex(system)
+        self.weight = torch.cholesky_solve(self.sums.T.double(), factor).T.to(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight.to(hidden))  # (n, M) -> (n, C)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from caprompt.protocols import kind, single
 from caprompt.reproduce.drawing import dots
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import given_task
 from caprompt.reproduce.published import leaks, published
+from caprompt.reproduce.scales import backbone_title
 from caprompt.reproduce.sheets import OURS, PUBLISHED, Column, Entry, Line, Sheet, mean_of
 
 __all__ = ["IDEAS", "LINEAR", "OWN", "PROMPT_METHODS", "TARGETS"]
@@ -69,7 +69,7 @@ def tabulated(
     for title, backbone in evidence.backbones.items():
         block = title if backbone else ""
         for row in target.rows:
-            names = (block or Path(evidence.scale.backbone).stem, row.label) if several else (row.label,)
+            names = (block or backbone_title(evidence.scale.backbone), row.label) if several else (row.label,)
             printed = [published(target.name, row.label, dataset, metric, block) for dataset, metric in columns]
             if any(printed):
                 rules = "leaks" if leaks(row.method) else "no leak known"

@@ -6,12 +6,12 @@ No table of the paper has this; its own compare figures of ten programs with dif
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from caprompt.reproduce.accuracies import PROMPT_METHODS
 from caprompt.reproduce.drawing import dots
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
+from caprompt.reproduce.scales import backbone_title
 from caprompt.reproduce.sheets import Column, Entry, Figure, Sheet, mean_of
 
 __all__ = ["ROWS", "SPEED_FILE", "TARGETS"]
@@ -91,7 +91,8 @@ def speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
     if not path.is_file():
         return {}
     document = json.loads(path.read_text(encoding="utf-8"))
-    rows: dict[str, dict[str, float]] = document["rows"] if document["backbone"] == Path(evidence.scale.backbone).stem else {}
+    same = document["backbone"] == backbone_title(evidence.scale.backbone)
+    rows: dict[str, dict[str, float]] = document["rows"] if same else {}
     return rows
 
 

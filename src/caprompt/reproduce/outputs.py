@@ -8,6 +8,7 @@ from caprompt.protocols import kind
 from caprompt.reproduce.drawing import save
 from caprompt.reproduce.evidence import Evidence, Presentation
 from caprompt.reproduce.planning import write_record
+from caprompt.reproduce.scales import backbone_title, scales
 from caprompt.reproduce.sheets import as_csv, as_latex, as_markdown
 
 __all__ = ["command", "section", "write"]
@@ -27,8 +28,11 @@ def write(evidence: Evidence, shown: Presentation, folder: Path) -> list[Path]:
 
 def command(evidence: Evidence) -> str:
     """What to type for this again."""
-    scale = evidence.scale
+    scale, usual = evidence.scale, scales()[evidence.scale.name]
     words = ["caprompt reproduce", evidence.target.name, "--scale", scale.name, "--seeds", str(scale.seeds)]
+    words += ["--backbone", Path(scale.backbone).name] if scale.backbone != usual.backbone else []
+    changed = {key: value for key, value in scale.settings.items() if usual.settings.get(key) != value}
+    words += [f"--set {key}={value}" for key, value in changed.items()]
     return " ".join([*words, *(["--protocol", evidence.protocol] if kind(evidence.protocol) != "honest" else [])])
 
 
@@ -39,9 +43,9 @@ def section(evidence: Evidence, shown: Presentation, pictures_in: str, level: in
     lines = [f"{'#' * level} {sheet.title}{mark}", "", as_markdown(sheet)]
     for ending in shown.pictures:
         lines += [f"![{sheet.title}]({pictures_in}{evidence.target.name}{ending}.svg)", ""]
-    backbone = Path(scale.backbone).name.removesuffix(".safetensors")
+    backbone, preset = backbone_title(scale.backbone), evidence.target.preset or scale.preset
     lines += [
-        f"Scale {scale.name}: {scale.summary}. Backbone {backbone} where the table names no other, preset {scale.preset}, "
+        f"Scale {scale.name}: {scale.summary}. Backbone {backbone} where the table names no other, preset {preset}, "
         f"{'one seed' if scale.seeds == 1 else f'{scale.seeds} seeds, mean ± standard deviation'}. `{command(evidence)}`",
         "",
         *(f"- {note}." for note in (*sheet.notes, *(f"Run on {where}" for where in evidence.machines()))),

@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "scale", "scales"]
+__all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "backbone_title", "scale", "scales"]
 
 NO_DATA, NO_BACKBONE, OTHER_SCALE = "data not at hand", "backbone not at hand", "other scale"
 RUN_SETTINGS = frozenset(RunConfig.model_fields) - {"options"}
@@ -69,6 +69,15 @@ class Scale:
         """The scale's settings, without options that this method does not have."""
         known = RUN_SETTINGS | find(method).options_class.model_fields.keys()
         return {name: value for name, value in self.settings.items() if name in known}
+
+
+def backbone_title(backbone: str) -> str:
+    """What a backbone is called in tables: its name, or that of its weights file.
+
+    >>> backbone_title("vit_base_patch16_224.dino"), backbone_title("/weights/deit_tiny.safetensors")
+    ('vit_base_patch16_224.dino', 'deit_tiny')
+    """
+    return Path(backbone).name.removesuffix(".safetensors")
 
 
 def scales() -> dict[str, Scale]:
