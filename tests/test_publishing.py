@@ -16,6 +16,7 @@ from caprompt.publishing import results_page
 from caprompt.reproduce.outputs import write
 from caprompt.reproduce.page import references
 from caprompt.reproduce.published import printed
+from caprompt.reproduce.targets import TARGETS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -70,32 +71,61 @@ def over_seeds(folders: list[Path]) -> set[float]:
     return {fmean(values) for values in series.values()} | {stdev(values) for values in series.values() if len(values) > 1}
 
 
-def allowed(benchmark: Path, reproduced: Path) -> set[str]:
-    """Every number that the page may show, as it may show it."""
+def shown_as(numbers: set[float]) -> set[str]:
+    """Numbers as the page may show them."""
+    return {f"{number:.{digits}f}" for number in numbers for digits in (0, 1, 2, 3, 5)}
+
+
+def of_benchmarks(benchmark: Path) -> set[float]:
+    """Every number of the benchmarks, their means, and what other programs have printed."""
     runs = json.loads(benchmark.read_text())
     groups: dict[Any, list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["row"], json.dumps(run["settings"])), []).append(run)
     others = [benchmark.with_name(path.name) for path in (FROZEN, FEW)]
     known = {number for path in others if path.is_file() for number in numbers_in(json.loads(path.read_text()))}
-    known |= numbers_in(runs) | means(groups) | numbers_in(references()) | numbers_in(printed())
+    return known | numbers_in(runs) | means(groups) | numbers_in(references())
+
+
+def of_rows(reproduced: Path) -> dict[str, dict[str, set[float]]]:
+    """By the title of a table and the label of a row, every number that the row's cells hold, and their means."""
+    found: dict[str, dict[str, set[float]]] = {}
+    speeds = reproduced / "cells" / "speeds.json"
+    measured_alone = json.loads(speeds.read_text())["rows"] if speeds.is_file() else {}
     for record in reproduced.glob("*/*/*.json"):
         if record.stem == record.parent.name:
-            for *_, names in json.loads(record.read_text())["planned"]:
+            rows = found.setdefault(TARGETS[record.stem].title, {})
+            for label, _, _, names in json.loads(record.read_text())["planned"]:
                 cells = [reproduced / "cells" / name for name in names] if isinstance(names, list) else []
                 run = [cell for cell in cells if cell.is_dir()]
-                known = known.union(over_seeds(run), *(over_seeds([cell]) for cell in run))
-    return {f"{number:.{digits}f}" for number in known for digits in (0, 1, 2, 3, 5)}
+                known = rows.setdefault(label, numbers_in(measured_alone.get(label, {})))
+                known.update(over_seeds(run), *(over_seeds([cell]) for cell in run))
+    return found
 
 
-def figures_of(text: str) -> list[str]:
-    """The numbers in the cells of a page's tables that have a decimal point.
+def unmeasured(text: str, benchmark: Path, reproduced: Path) -> list[str]:
+    """The numbers with a decimal point in a page's tables that are not those of what their line is of.
 
     Two targets show what follows from measured numbers in another way than by a mean; their own tests check that.
     """
-    sections = [part for part in text.split("\n## ") if "straightness" not in part and "trained parameters" not in part]
-    rows = [line for part in sections for line in part.splitlines() if line.startswith("|")]
-    return [number for row in rows for number in re.findall(r"(?<![\w=.-])-?\d+\.\d+", row)]
+    elsewhere, tables, wrong = shown_as(of_benchmarks(benchmark)), of_rows(reproduced), []
+    for part in text.split("\n## "):
+        rows = {label: shown_as(known) for label, known in tables.get(part.partition("\n")[0], {}).items()}
+        if "straightness" in part or "trained parameters" in part:
+            continue
+        for line in part.splitlines():
+            entries = [entry.strip() for entry in line.strip("|").split("|")]
+            if line.startswith("|") and "published" in entries:
+                known = shown_as(numbers_in(printed()))
+            else:
+                known = next((rows[entry] for entry in entries[:2] if entry in rows), elsewhere)
+            wrong += [figure for figure in figures_of(line) if figure not in known]
+    return wrong
+
+
+def figures_of(line: str) -> list[str]:
+    """The numbers in a table's line that have a decimal point."""
+    return re.findall(r"(?<![\w=.-])-?\d+\.\d+", line) if line.startswith("|") else []
 
 
 def test_the_page_is_what_the_files_say() -> None:
@@ -105,18 +135,24 @@ def test_the_page_is_what_the_files_say() -> None:
 
 
 def test_every_number_on_the_page_was_measured() -> None:
-    figures, known = figures_of(PAGE.read_text(encoding="utf-8")), allowed(BENCHMARK, REPRODUCED)
-    assert len(figures) > 20
-    assert [figure for figure in figures if figure not in known] == []
-
-
-def test_a_number_that_was_not_measured_is_found(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    first = figures_of(text)[0]
-    forged = text.replace(f"| {first} |", "| 99.9 |", 1)
-    known = allowed(BENCHMARK, REPRODUCED)
-    assert forged != text
-    assert "99.9" in [figure for figure in figures_of(forged) if figure not in known]
+    assert sum(len(figures_of(line)) for line in text.splitlines()) > 500
+    assert unmeasured(text, BENCHMARK, REPRODUCED) == []
+
+
+def test_a_number_that_is_not_of_its_row_is_found() -> None:
+    """The first accuracy of every line of some rows, made a little better."""
+    text, forged = PAGE.read_text(encoding="utf-8"), 0
+    for part in text.split("\n## "):
+        for line in part.splitlines():
+            own = re.search(r"\| (CAPrompt with ridge|RanPAC|L2P) \| ours \|", line)
+            figure = next((figure for figure in figures_of(line) if float(figure) > 30), None)
+            if own and figure and "trained parameters" not in part:
+                better = f"{float(figure) + 0.37:.{len(figure.partition('.')[2])}f}"
+                text = text.replace(line, line.replace(f"| {figure} ", f"| {better} ", 1))
+                forged += 1
+    assert forged > 8
+    assert len(unmeasured(text, BENCHMARK, REPRODUCED)) == forged
 
 
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
@@ -132,10 +168,9 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     text = (tmp_path / "docs" / "results.md").read_text()
     assert text.startswith(PAGE.read_text(encoding="utf-8").split("## CIFAR-100")[0])
     assert "| + Aggregation | ours | honest |" in text
-    known = allowed(BENCHMARK, tmp_path / "docs" / "reproduced")
-    assert [figure for figure in figures_of(text) if figure not in known] == []
+    assert unmeasured(text, BENCHMARK, tmp_path / "docs" / "reproduced") == []
     (tmp_path / "docs" / "reproduced" / "tiny" / "table3" / "table3.json").unlink()
-    assert [figure for figure in figures_of(text) if figure not in allowed(BENCHMARK, tmp_path / "docs" / "reproduced")]
+    assert unmeasured(text, BENCHMARK, tmp_path / "docs" / "reproduced")
     assert "(reproduced/tiny/table3/table3.svg)" in text
 
 
