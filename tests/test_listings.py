@@ -37,3 +37,10 @@ def test_data_sets(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_they_are_commands() -> None:
     assert "digits" in caprompt("datasets").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("datasets", "Get this one from its makers"), ("methods", "The method whose options")]
+)
+def test_help_tells_what_may_be_given(command: str, words: str) -> None:
+    assert words in " ".join(caprompt(command, "--help").stdout.split())

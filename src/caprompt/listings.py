@@ -8,7 +8,13 @@ __all__ = ["backbones", "datasets", "methods"]
 
 
 def methods(name: str | None = None, /) -> None:
-    """List the methods, or with a name all options of one: `caprompt methods caprompt`."""
+    """List the methods, or with a name all options of one: `caprompt methods caprompt`.
+
+    Parameters
+    ----------
+    name
+        The method whose options are wanted.
+    """
     from caprompt.methods import find, registered
     from caprompt.options import described
     from caprompt.tables import listing
@@ -33,11 +39,6 @@ def backbones() -> None:
 
 def datasets(*, download: str | None = None) -> None:
     """List the data sets known by name and where they lie; any folder with a sub-folder per class works by its path.
-
-    Examples:
-
-        caprompt datasets
-        caprompt datasets --download cifar100
 
     Parameters
     ----------

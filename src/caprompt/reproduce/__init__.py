@@ -3,7 +3,7 @@
 scales.py, scales.toml          how large: the paper itself, a small version, a tiny one for a laptop
 published.py, published.toml    the paper's own figures
 targets.py                      what can be reproduced: rows, data sets, backbones, what is measured
-accuracies.py, figures.py, theorem.py       the families of targets
+accuracies.py, figures.py, theorem.py, comparison.py, orders.py         the families of targets
 measures.py                     what is measured on trained models
 evidence.py                     which cells a target needs, and what they have found
 sheets.py, drawing.py           tables in every format, and pictures
