@@ -115,6 +115,7 @@ class Variant:
     in_fp8: bool = False
     compact: bool = True  # where compiled: a byte a number for the gradients of norms and GELUs
     attention: str = ""  # "" is what torch chooses, else flash or cudnn
+    plain: bool = False  # the yardstick's four separate passes
 
     def applied(self, tasks: int) -> CAPrompt:
         """CAPrompt on a GPU, computing so; what variants before it have left behind is cleared away."""

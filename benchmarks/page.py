@@ -47,8 +47,8 @@ def train_step(found: dict[str, Any]) -> str:
 
 
 def profiled(found: dict[str, Any]) -> str:
-    """Where the time of each way to step goes, by the profiler."""
-    heads, rows = ["step", "batch", "kernels", "products, ms", "attention, ms", "all else, ms"], []
+    """Where the time goes of each way to do it, by the profiler."""
+    heads, rows = ["way", "batch", "kernels", "products, ms", "attention, ms", "all else, ms"], []
     for row in found["rows"]:
         if spent := row.get("where"):
             parts = [f"{spent[kind]:.2f}" for kind in ("products", "attention", "else")]
@@ -66,7 +66,8 @@ def prediction(found: dict[str, Any]) -> str:
         ]
         for row in found["rows"]
     ]
-    return table(["prediction", "batch", "images/s", "ms", "GB", "of the ceiling"], rows)
+    speeds = table(["prediction", "batch", "images/s", "ms", "GB", "of the ceiling"], rows)
+    return f"{speeds}\n\n{profiled(found)}" if any("where" in row for row in found["rows"]) else speeds
 
 
 def epoch(found: dict[str, Any]) -> str:

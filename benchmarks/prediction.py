@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, Variant, batch, ceilings, median_seconds, save
+from measuring import RESULTS, Variant, batch, ceilings, median_seconds, save, where_time_goes
 from page import prediction
 
 from caprompt.answering import Answering
@@ -36,7 +36,8 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     seconds = median_seconds(lambda: ask.together(images))
     share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
     figures = {"images_per_s": size / seconds, "ms": seconds * 1e3, "gb": torch.cuda.max_memory_allocated() / 1e9}
-    return {"variant": name, "batch": size, **figures, "share_of_ceiling": share}
+    spent = where_time_goes(lambda: ask.together(images))
+    return {"variant": name, "batch": size, **figures, "share_of_ceiling": share, "where": spent}
 
 
 def main() -> None:
