@@ -102,8 +102,8 @@ def test_all_ways_share_one_second_backbone_and_are_gone_when_cleared() -> None:
     made, known = rounding(torch.bfloat16), KnownWays()
     ways = [known.answering(made, size) for size in (1, 2, 2, 5)]
     assert len(set(map(id, ways))) == 3
-    assert len({id(way.exactly.method.vit) for way in ways}) == 1
-    backbone = weakref.ref(ways[0].exactly.method.vit)
+    assert len({id(way.exactly(count).method.vit) for way in ways for count in (1, 3)}) == 1
+    backbone = weakref.ref(ways[0].exactly(1).method.vit)
     gc.disable()
     try:
         known.clear()
@@ -130,4 +130,10 @@ def test_in_full_precision_nothing_is_asked_twice() -> None:
     made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
     ask = Answering(made, 3)
     assert ask(images).passes.tolist() == [4, 4, 4]
-    assert "exactly" not in vars(ask)
+    assert not ask.exact
+
+
+def test_few_images_are_asked_again_in_a_small_batch() -> None:
+    ask = Answering(rounding(torch.bfloat16), 64)
+    assert [ask.exactly(count).size for count in (1, 5, 8, 31)] == [1, 8, 8, 32]
+    assert len(ask.exact) == 3

@@ -26,7 +26,7 @@ from caprompt.vit import ViT
 __all__ = ["Answering", "KnownWays", "SecondBackbone", "batch_for", "close"]
 
 BATCH = {"cpu": 64, "cuda": 256}  # images answered at once where nobody says
-AGAIN = 32  # images asked again at once
+AGAIN = 32  # images asked again at once, at most
 ENOUGH = 64  # images in both precisions, to know how far rounding moves a lead
 DEVIATIONS = 4  # of that rounding: a lead below this may be turned by it
 
@@ -59,6 +59,7 @@ class Answering:
         self.device = method.device
         self.second = second or SecondBackbone(method.vit)
         self.same_work = recorded(partial(parts, method), self.device)
+        self.exact: dict[int, Answering] = {}  # ways to ask in float32, by size
         self.squares = 0.0  # of the differences between leads in half precision and in float32
         self.compared = 0  # images
 
@@ -92,7 +93,7 @@ class Answering:
         """Answers in float32 for these rows of a batch."""
         if not len(rows):
             return
-        own = self.exactly.together(images[rows])
+        own = self.exactly(len(rows)).together(images[rows])
         best = answer.logits[rows].topk(2, dim=1)
         moved = lead(own.logits.gather(1, best.indices)) - lead(best.values)
         moved = moved[moved.isfinite()]  # float16 may overflow, which tells nothing of rounding
@@ -105,10 +106,12 @@ class Answering:
         """A lead below this may be turned by rounding."""
         return DEVIATIONS * math.sqrt(self.squares / max(1, self.compared))
 
-    @cached_property
-    def exactly(self) -> Answering:
-        """The way to ask in float32."""
-        return Answering(self.second.given_to(self.method), min(self.size, AGAIN))
+    def exactly(self, count: int) -> Answering:
+        """The way to ask so many images in float32: a power of two, since float32 is slow and each size is recorded by itself."""
+        size = power_of_two(count)
+        if size not in self.exact:
+            self.exact[size] = Answering(self.second.given_to(self.method), size)
+        return self.exact[size]
 
 
 def parts(method: Method, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,4 +164,13 @@ def batch_for(images: int, wished: int | None, device: torch.device) -> int:
     (4, 256, 3)
     """
     size = max(1, min(images, wished or BATCH.get(device.type, BATCH["cpu"])))
-    return size if wished or device.type == "cpu" else 1 << (size - 1).bit_length()
+    return size if wished or device.type == "cpu" else power_of_two(size)
+
+
+def power_of_two(count: int) -> int:
+    """The next one.
+
+    >>> [power_of_two(count) for count in (1, 2, 3, 8, 9)]
+    [1, 2, 4, 8, 16]
+    """
+    return 1 << (count - 1).bit_length()
