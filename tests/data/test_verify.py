@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read, verified
 from caprompt.data.store import ImageStore
+from caprompt.data.verify import FIRST, looked_at
 from caprompt.errors import DataError
 
 
@@ -72,3 +74,17 @@ def test_an_interrupt_leaves_no_threads(photos: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         verified(read(photos), ImageStore(), on_progress=interrupt)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("pause", "threaded"), [(0.0, False), (0.002, True)])
+def test_threads_look_at_what_takes_its_time(pause: float, threaded: bool) -> None:
+    seen = []
+
+    def look(position: int) -> int:
+        time.sleep(pause)
+        seen.append(threading.current_thread())
+        return position
+
+    assert list(looked_at(look, 40)) == list(range(40))
+    assert all(thread is threading.current_thread() for thread in seen[:FIRST])
+    assert any(thread is not threading.current_thread() for thread in seen[FIRST:]) == threaded

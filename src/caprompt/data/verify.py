@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +22,10 @@ from caprompt.errors import DataError
 
 __all__ = ["check_one_class_each", "verified"]
 
-PORTION = 8  # pictures that a thread looks at in one go
+Found = TypeVar("Found")
+
+FIRST = 16  # pictures that tell whether threads pay
+QUICK = 1e-3  # seconds a picture; handing a smaller one to a thread takes longer than looking at it
 
 
 def verified(
@@ -45,11 +50,8 @@ def verified(
         return None
 
     good, skipped = [], []
-    workers = min(8, os.cpu_count() or 1)
-    # Some at a time: handing over a small picture costs as much as decoding it.
-    portions = (range(start, min(start + PORTION, len(samples))) for start in range(0, len(samples), PORTION))
-    with closing(in_order(lambda portion: [*map(trouble, portion)], portions, workers, ahead=2 * workers)) as found:
-        for position, problem in enumerate(chain.from_iterable(found)):
+    with closing(looked_at(trouble, len(samples))) as troubles:
+        for position, problem in enumerate(troubles):
             if problem is None:
                 good.append(position)
             elif skip_bad:
@@ -66,6 +68,23 @@ def verified(
     if not samples.published:  # CIFAR-100, for one, holds some pictures under two labels, and is compared as it is
         check_one_class_each(kept)
     return replace(kept, skipped=samples.skipped + tuple(skipped))
+
+
+def looked_at(look: Callable[[int], Found], count: int) -> Generator[Found, None, None]:
+    """`map(look, range(count))`, in threads where that pays.
+
+    >>> list(looked_at(abs, 3))
+    [0, 1, 2]
+    """
+    seconds = [0.0]
+    for position in range(min(FIRST, count)):
+        began = time.perf_counter()
+        found = look(position)
+        seconds.append(time.perf_counter() - began)
+        yield found
+    workers = min(8, os.cpu_count() or 1) if median(seconds) > QUICK else 0
+    with closing(in_order(look, range(FIRST, count), workers, ahead=4 * workers)) as rest:
+        yield from rest
 
 
 def check_one_class_each(samples: Samples) -> None:
