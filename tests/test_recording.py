@@ -66,3 +66,13 @@ def test_a_replayed_step_launches_one_graph_and_waits_for_nothing() -> None:
     assert calls.get("cudaGraphLaunch") == 1
     assert not any("Synchronize" in name for name in calls if name != "cudaDeviceSynchronize")
     assert calls.get("cudaLaunchKernel", 0) <= 2, "only the copies of the batch come beside the graph"
+
+
+@on_a_gpu
+def test_the_shape_of_the_first_call_is_recorded_whatever_comes_between() -> None:
+    double = Recorded(lambda x: 2 * x)
+    for size in (6, 3, 6, 3, 6, 3, 6, 6):
+        given = torch.randn(size, device="cuda")
+        assert torch.equal(double(given), 2 * given)
+    assert double.graph is not None
+    assert [own.shape for own in double.inputs] == [(6,)]
