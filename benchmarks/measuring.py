@@ -128,7 +128,7 @@ class Variant:
         if self.in_fp8:
             hold_in_fp8(method.vit)
         if self.compiled:
-            method.vit.compile_blocks()
+            method.vit.set_compiled(True)
             for part in method.vit.modules():
                 if isinstance(part, (Mlp, Norm)):
                     part.compact = self.compact

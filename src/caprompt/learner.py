@@ -272,7 +272,7 @@ class ContinualClassifier:
     def _hold_backbone(self) -> None:
         """Hold the frozen backbone as the options say; other numbers than before are read anew from its file."""
         self.vit.recompute = self.method.options.recompute
-        self.vit.compile_blocks() if self.method.options.compile else self.vit.uncompile_blocks()
+        self.vit.set_compiled(self.method.options.compile)
         precision = self.method.options.precision
         if fp8.hold(self.vit, find_precision(precision, self.device), precision == FP8, self.backbone.weights):
             self.asked.clear()

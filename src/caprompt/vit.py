@@ -241,29 +241,27 @@ class ViT(nn.Module):
                 x = call(x)
         return x
 
-    def compile_blocks(self) -> None:
-        """Let the compiler fuse kernels across the blocks; it pays when many batches of one size follow. Once is enough."""
-        if "through_blocks" in vars(self):
+    def set_compiled(self, wanted: bool) -> None:
+        """Let the compiler fuse kernels across the blocks, which pays when many batches of one size follow; or let it be."""
+        if wanted == ("through_blocks" in vars(self)):
             return
-        limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # before torch 2.7
-        setattr(torch._dynamo.config, limit, 64)  # one for each shape, with and without gradient
-        self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
+        if wanted:
+            limit = (
+                "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+            )  # before torch 2.7
+            setattr(torch._dynamo.config, limit, 64)  # one for each shape, with and without gradient
+            self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
+        else:
+            del self.through_blocks
         bytes_for_norms = not self.cls_token.is_cuda or has_float8(self.cls_token.device)  # a CPU writes any type
         for part in self.blocks.modules():
-            if isinstance(part, Mlp) or (isinstance(part, Norm) and bytes_for_norms):
-                part.compact = True
-
-    def uncompile_blocks(self) -> None:
-        """As if they had never been compiled."""
-        vars(self).pop("through_blocks", None)
-        for part in self.blocks.modules():
             if isinstance(part, (Mlp, Norm)):
-                part.compact = False
+                part.compact = wanted and (bytes_for_norms or isinstance(part, Mlp))
 
     def uncompiled_copy(self) -> ViT:
         """The same network with weights of its own; what was compiled is bound to this one."""
         twin = copy.deepcopy(self)
-        twin.uncompile_blocks()
+        twin.set_compiled(False)
         return twin
 
     def last_norm(self, x: Tensor) -> Tensor:
