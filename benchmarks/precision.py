@@ -46,7 +46,7 @@ def main() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="deit_tiny_patch16_224.fb_in1k")
-    parser.add_argument("--images", type=int, default=100, help="of each class, to train on")
+    parser.add_argument("--images", type=int, default=100, help="of each class, to learn and to be tested on")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
     parser.add_argument("--folder", type=Path, help="where the runs are kept, with their models")

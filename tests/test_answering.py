@@ -8,7 +8,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.answering import Answering, KnownWays, SecondBackbone
+from caprompt.answering import Answering, KnownWays, SecondBackbone, close
 from caprompt.methods import build
 from caprompt.methods.base import Answer, Method
 from caprompt.methods.linear import Linear
@@ -36,6 +36,22 @@ def test_answers_are_the_methods_own_for_full_and_short_batches(device: str, cyc
     for name in ("logits", "task_weights", "passes"):
         found = torch.cat([getattr(answer, name) for answer in asked])
         torch.testing.assert_close(found, getattr(direct, name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_on_a_gpu_what_is_asked_again_is_answered_in_float32() -> None:
+    """Random images on a random network: all are close, and so many that replays of the second network are among the answers."""
+    made = method("cuda")
+    made.vit.to(torch.bfloat16)
+    exact = SecondBackbone(made.vit).given_to(made)
+    images = torch.randn(150, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0)).cuda()
+    ask = Answering(made, 12)
+    asked = [ask(part) for part in images.split(12)]
+    logits, expected = torch.cat([answer.logits for answer in asked]), exact.answer(images).logits
+    again = close(expected, ask.bound / 2)
+    assert again[-50:].any()
+    torch.testing.assert_close(logits[again], expected[again], rtol=1e-4, atol=1e-5)
+    assert torch.equal(logits.argmax(dim=1), expected.argmax(dim=1))
 
 
 class Rounding(Linear):

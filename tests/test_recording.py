@@ -20,8 +20,9 @@ def test_on_a_cpu_a_function_stays_itself() -> None:
     assert recorded(torch.sin, torch.device("cpu")) is torch.sin
 
 
-def method() -> Method:
+def method(recompute: bool = False) -> Method:
     made = build("caprompt", tiny_vit(), {"length": 4, "precision": "fp32"}).cuda()
+    made.vit.recompute = recompute
     for number in range(3):
         made.begin_task(2, torch.Generator().manual_seed(number))
     return made
@@ -34,9 +35,10 @@ def batch(number: int, size: int = 6) -> tuple[Tensor, Tensor]:
 
 
 @on_a_gpu
-def test_replayed_steps_train_as_plain_ones_do() -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_replayed_steps_train_as_plain_ones_do(recompute: bool) -> None:
     """Eight steps, one of them of another size, the rate changed on the way."""
-    plain, replayed = method(), method()
+    plain, replayed = method(), method(recompute)
     optimizers = for_training(plain), for_training(replayed)
     steps = Step(plain, optimizers[0]), Recorded(Step(replayed, optimizers[1]))
     for number in range(8):

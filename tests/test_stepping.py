@@ -106,8 +106,8 @@ def test_how_many_kernels_a_step_launches() -> None:
             step(IMAGES, LABELS)
         counts.append(kernels.count)
     each = counts[1] - counts[0]
-    assert each <= 47, "a block has become more work"
-    assert counts[0] - 2 * each <= 160, "what is around the blocks has become more work"
+    assert each <= 49, "a block has become more work"
+    assert counts[0] - 2 * each <= 165, "what is around the blocks has become more work"
 
 
 def test_how_much_a_step_keeps_for_its_gradient() -> None:
@@ -130,4 +130,4 @@ def test_how_much_a_step_keeps_for_its_gradient() -> None:
         assert losses["ce"].requires_grad
     tokens, width = 2 * len(IMAGES) * 17, 4 * TINY.width  # bytes of one row of float32
     hidden = TINY.mlp_width / TINY.width
-    assert (kept[1] - kept[0]) / tokens / width <= 8.6 + hidden, "a block keeps more"
+    assert (kept[1] - kept[0]) / tokens / width <= 8.8 + hidden, "a block keeps more"

@@ -160,11 +160,13 @@ def batch_for(images: int, wished: int | None, device: torch.device) -> int:
 
     >>> batch_for(1000, None, torch.device("cpu")), batch_for(3, None, torch.device("cpu")), batch_for(1000, 7, torch.device("cpu"))
     (64, 3, 7)
-    >>> batch_for(3, None, torch.device("cuda")), batch_for(1000, None, torch.device("cuda")), batch_for(3, 7, torch.device("cuda"))
-    (4, 256, 3)
+    >>> [batch_for(count, None, torch.device("cuda")) for count in (3, 33, 130, 1000)], batch_for(3, 7, torch.device("cuda"))
+    ([4, 64, 160, 256], 3)
     """
     size = max(1, min(images, wished or BATCH.get(device.type, BATCH["cpu"])))
-    return size if wished or device.type == "cpu" else power_of_two(size)
+    if wished or device.type == "cpu":
+        return size
+    return power_of_two(size) if size <= AGAIN else -(-size // AGAIN) * AGAIN
 
 
 def power_of_two(count: int) -> int:

@@ -58,7 +58,7 @@ def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a saved model; numbers that this device cannot compute with give way to its own."""
+    """The options of a saved model; numbers that this device cannot compute with give way to its own, for good."""
     options = saved_options(config)
     return {**options, "precision": "auto"} if options["precision"] == FP8 and not has_float8(device) else options
 

@@ -6,6 +6,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
+from caprompt.errors import InputError
 from caprompt.methods.ridge import STRENGTHS, RidgeHead, halved, held_out_errors, whole
 
 
@@ -133,3 +134,12 @@ def test_images_that_are_all_but_the_same_have_a_solution() -> None:
         torch.linalg.cholesky(ridge.gram.double() + ridge.strength * torch.eye(40, dtype=torch.float64))
     ridge.solve()
     assert ridge.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_features_that_are_no_numbers_are_refused(wrong: float) -> None:
+    ridge, x = head(), hidden(6).float()
+    x[2, 3] = wrong
+    ridge.observe(x, labels(6))
+    with pytest.raises(InputError, match="no finite numbers"):
+        ridge.solve()

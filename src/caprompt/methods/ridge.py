@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from caprompt.errors import InputError
 from caprompt.methods.base import Head
 
 __all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "halved", "held_out_errors", "whole"]
@@ -75,6 +76,8 @@ class RidgeHead(Head):
 
     def solve(self) -> None:
         """The weights that follow from the sums, in float64; lambda ten times as large, and again, where that has no solution."""
+        if not self.gram.isfinite().all():
+            raise InputError("the backbone's features of some image are no finite numbers; take precision bf16 or fp32")
         system, strength = self.gram.double(), self.strength
         system.diagonal().add_(strength)
         factor, failed = torch.linalg.cholesky_ex(system)

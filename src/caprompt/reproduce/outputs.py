@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from caprompt.protocols import kind
@@ -32,8 +33,19 @@ def command(evidence: Evidence) -> str:
     words = ["caprompt reproduce", evidence.target.name, "--scale", scale.name, "--seeds", str(scale.seeds)]
     words += ["--backbone", Path(scale.backbone).name] if scale.backbone != usual.backbone else []
     changed = {key: value for key, value in scale.settings.items() if usual.settings.get(key) != value}
-    words += [f"--set {key}={value}" for key, value in changed.items()]
+    words += [f"--set {key}={typed(value)}" for key, value in changed.items()]
     return " ".join([*words, *(["--protocol", evidence.protocol] if kind(evidence.protocol) != "honest" else [])])
+
+
+def typed(value: object) -> str:
+    """An option's value as it is typed.
+
+    >>> typed([0.6, 1]), typed(True), typed("first-5")
+    ('0.6,1', 'true', 'first-5')
+    """
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
 def section(evidence: Evidence, shown: Presentation, pictures_in: str, level: int = 1) -> str:
