@@ -125,7 +125,7 @@ def precision(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         accuracies = [f"{row[name]:.2f}" for name in ("ACC", "AF", "task_identification")]
         rows.append([row["precision"], str(row["seed"]), *accuracies, f"{row['seconds']:.0f}"])
-    return table(heads, rows)
+    return f"{table(heads, rows)}\n\nBackbone {found['backbone']}, {found['images_per_class']} images of each class."
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
