@@ -19,6 +19,7 @@ from caprompt.data import Dataset, load_dataset
 from caprompt.data.streams import class_order
 from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.orders import RIVALS
+from caprompt.reproduce.page import few_section
 from caprompt.reproduce.scales import backbone_title
 from caprompt.running import preset_settings, run_config
 
@@ -51,9 +52,7 @@ def main() -> None:
         if str(seed) not in found:
             found[str(seed)] = accuracy(row, seed, data)
             save(NAME, {**conditions, "rows": rows}, args.out)
-    print(f"| method | {' | '.join(f'order {seed}' for seed in args.orders)} |\n|---|{'--:|' * len(args.orders)}")
-    for label, found in rows.items():
-        print(f"| {label} | {' | '.join(f'{found[str(seed)]:.1f}' if str(seed) in found else '-' for seed in args.orders)} |")
+    print(few_section(path))
 
 
 if __name__ == "__main__":

@@ -246,10 +246,9 @@ class ViT(nn.Module):
         if wanted == ("through_blocks" in vars(self)):
             return
         if wanted:
-            limit = (
-                "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-            )  # before torch 2.7
-            setattr(torch._dynamo.config, limit, 64)  # one for each shape, with and without gradient
+            known = hasattr(torch._dynamo.config, "recompile_limit")  # since torch 2.7
+            # one for each shape, with and without gradient
+            setattr(torch._dynamo.config, "recompile_limit" if known else "cache_size_limit", 64)
             self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
         else:
             del self.through_blocks

@@ -218,8 +218,8 @@ class CAPrompt(Method):
         untaught = seen if len(self.task_sizes) > 1 else torch.ones_like(seen)
         first, mixed = [], []
         for images, labels in batches:
-            before, after = self.both_features(images)
-            first.append((before[untaught[labels]], labels[untaught[labels]]))
+            (before, after), chosen = self.both_features(images), untaught[labels]
+            first.append((before[chosen], labels[chosen]))
             mixed.append((after, labels))
         self.statistics.observe_all(mixed)
         self.ridge.learn([(features, labels) for features, labels in first if len(labels)], generator)
