@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprompt.attention import Attention
+from caprompt.attention import Attention, attend_beside, behind_room
 
 B, N, D, ROWS = 3, 7, 16, 2
 
@@ -45,12 +45,22 @@ def test_values_and_gradients_with_a_prefix(at: int | None) -> None:
 
 @pytest.mark.parametrize("at", [None, -N, -1])
 def test_room_left_in_the_product_holds_the_prefix(at: int | None) -> None:
+    """What a GPU does where nothing learns."""
     own, (x, keys, values) = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
     with torch.no_grad():
-        query, key, value = own.project(x, at)
-        beside = own.project_beside(x, (keys, values), at)
-    for got, expected in zip(beside, (query, torch.cat([keys, key], dim=1), torch.cat([values, value], dim=1)), strict=True):
-        torch.testing.assert_close(got, expected)
+        mixed = own.proj(own.mixed_beside(x, (keys, values), at))
+        torch.testing.assert_close(mixed, own(x, (keys, values), at=at))
+
+
+def test_one_operator_for_compilers() -> None:
+    """It says what it changes and gives what it promises."""
+    own, (x, keys, values) = attention(), tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
+    projected = own.qkv(behind_room(x, ROWS))
+    torch.library.opcheck(attend_beside, (projected, keys, values, own.heads))
+    torch.library.opcheck(attend_beside, (projected[..., D:].contiguous(), keys, values, own.heads, x[:, :1]))
+    compiled = torch.compile(own.mixed_beside, dynamic=False, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, (keys, values), None), own.mixed_beside(x, (keys, values), None))
 
 
 @pytest.mark.parametrize("at", [None, -2])

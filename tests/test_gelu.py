@@ -25,6 +25,15 @@ def test_the_slope_is_right_to_half_a_step_and_exact_far_out() -> None:
     assert mine.grad[-1] == 1
 
 
+def test_a_bias_is_added_before() -> None:
+    mine, exact, bias = X.clone().requires_grad_(), X.clone().requires_grad_(), torch.linspace(1, -1, len(X))
+    out, expected = compact_gelu(mine, bias), F.gelu(exact + bias)
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(compact_gelu(X, bias), expected)
+    (mine_grad,), (exact_grad,) = (torch.autograd.grad(each.sum(), x) for each, x in ((out, mine), (expected, exact)))
+    assert (mine_grad - exact_grad).abs().max() <= 0.5 / 200 + 1e-6
+
+
 def test_half_precision_is_within_its_rounding() -> None:
     mine, exact = X.bfloat16().requires_grad_(), X.bfloat16().double().requires_grad_()
     out, expected = compact_gelu(mine), F.gelu(exact)

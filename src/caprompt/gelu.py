@@ -37,17 +37,17 @@ class _CompactGelu(torch.autograd.Function):
     """GELU forward, exact in float32; backward from one byte a number."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        wide = x.float()
+    def forward(context: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        wide = x.float() if bias is None else x.float() + bias
         below, density = _normal(wide) if x.dtype == torch.float32 else _nearly_normal(wide)
         slope = below + wide * density
         context.save_for_backward((slope * STEPS + (ZERO + 0.5)).to(torch.uint8))  # cutting off the fraction rounds
         return (wide * below).to(x.dtype)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         kept: Tensor = context.saved_tensors[0]
-        return gradient * ((kept.to(gradient.dtype) - ZERO) * (1 / STEPS))
+        return gradient * ((kept.to(gradient.dtype) - ZERO) * (1 / STEPS)), None
 
 
 def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,13 +62,15 @@ def _nearly_normal(x: Tensor) -> tuple[Tensor, Tensor]:
     return below, below * (1 - below) * (scale * (1 + 3 * cubic * x * x))
 
 
-def compact_gelu(x: Tensor) -> Tensor:
-    """GELU that keeps a byte a number for its gradient.
+def compact_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """GELU that keeps a byte a number for its gradient; of x + bias where there is a frozen one, which kernels add on the way.
 
-    >>> x = torch.tensor([-30.0, 0.5, 30.0], requires_grad=True)
-    >>> compact_gelu(x).sum().backward()
+    >>> x = torch.tensor([-30.0, 0.25, 30.0], requires_grad=True)
+    >>> compact_gelu(x, torch.full((3,), 0.25)).sum().backward()
     >>> [round(slope, 3) for slope in x.grad.tolist()]
     [0.0, 0.865, 1.0]
     """
-    out: Tensor = _CompactGelu.apply(x) if x.requires_grad else F.gelu(x)  # type: ignore[no-untyped-call]
+    if not x.requires_grad:
+        return F.gelu(x if bias is None else x + bias)
+    out: Tensor = _CompactGelu.apply(x, bias)  # type: ignore[no-untyped-call]
     return out

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -123,6 +124,8 @@ class Mlp(nn.Module):
         ):
             fused: Tensor = linear_gelu(x, self.fc1.weight, self.fc1.bias)
             return fused
+        if self.compact and not self.quick and isinstance(self.fc1, nn.Linear):
+            return compact_gelu(F.linear(x, self.fc1.weight), self.fc1.bias)
         before: Tensor = self.fc1(x)
         if self.quick:
             return before * torch.sigmoid(1.702 * before)
@@ -175,17 +178,26 @@ class Stem:
     normed: Tensor  # (B, N, D), behind the first block's norm
     qkv: Tensor  # (B, N, 3 D), the first block's queries, keys and values
     patches: int  # of one image
+    times: int = 1  # that the images are to be seen, one after another
 
     def repeated(self, times: int) -> Stem:
-        """The same images several times, one after another."""
-        if times == 1:
+        """The same images several times; what that takes is only written out where the blocks begin, and read."""
+        return replace(self, times=times)
+
+    def written_out(self) -> Stem:
+        """All images in a row."""
+        if self.times == 1:
             return self
-        tokens, normed, qkv = (part.repeat(times, 1, 1) for part in (self.tokens, self.normed, self.qkv))
+        tokens, normed, qkv = (part.repeat(self.times, 1, 1) for part in (self.tokens, self.normed, self.qkv))
         return Stem(tokens, normed, qkv, self.patches)
 
     def only(self, rows: Tensor) -> Stem:
         """Some of the images, by their numbers."""
         return Stem(self.tokens[rows], self.normed[rows], self.qkv[rows], self.patches)
+
+
+COMPILED = ("before_blocks", "through_blocks")  # the parts of a pass that `set_compiled` compiles
+COMPILER: dict[str, Any] = {"realize_reads_threshold": 1}  # a sum that two kernels read is written down, not added up anew in each
 
 
 class ViT(nn.Module):
@@ -223,15 +235,20 @@ class ViT(nn.Module):
 
     def stem(self, images: Tensor) -> Stem:
         """The part of a pass that no adaptation changes: (B, 3, height, width) pixels to the first block's projection."""
+        patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
+        return Stem(*self.before_blocks(images), patches)
+
+    def before_blocks(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens, (B, N, D), the same behind the first block's norm, and their projection, (B, N, 3 D)."""
         x = self.norm_pre(self.embed(images.to(self.cls_token.dtype)))
         first: Block = self.blocks[0]  # type: ignore[assignment]
         normed = first.norm1(x)
-        patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
-        return Stem(x, normed, first.attn.qkv(normed), patches)
+        return x, normed, first.attn.qkv(normed)
 
     def through_blocks(self, stem: Stem, adaptation: Adaptation, at: int | None) -> Tensor:
         """The blocks one after another; the last one may give a single token."""
-        x, last = stem.tokens, len(self.blocks) - 1
+        stem, last = stem.written_out(), len(self.blocks) - 1
+        x = stem.tokens
         for layer, block in enumerate(self.blocks):
             call = partial(block, adaptation=adaptation, stem=stem if layer == 0 else None, at=at if layer == last else None)
             if self.recompute and torch.is_grad_enabled():
@@ -243,15 +260,17 @@ class ViT(nn.Module):
 
     def set_compiled(self, wanted: bool) -> None:
         """Let the compiler fuse kernels across the blocks, which pays when many batches of one size follow; or let it be."""
-        if wanted == ("through_blocks" in vars(self)):
+        if wanted == (COMPILED[0] in vars(self)):
             return
         if wanted:
             known = hasattr(torch._dynamo.config, "recompile_limit")  # since torch 2.7
             # one for each shape, with and without gradient
             setattr(torch._dynamo.config, "recompile_limit" if known else "cache_size_limit", 64)
-            self.through_blocks = torch.compile(self.through_blocks, dynamic=False)  # type: ignore[method-assign]
+            for name in COMPILED:
+                setattr(self, name, torch.compile(getattr(self, name), dynamic=False, options=COMPILER))
         else:
-            del self.through_blocks
+            for name in COMPILED:
+                delattr(self, name)
         bytes_for_norms = not self.cls_token.is_cuda or has_float8(self.cls_token.device)  # a CPU writes any type
         for part in self.blocks.modules():
             if isinstance(part, (Mlp, Norm)):

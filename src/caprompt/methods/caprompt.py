@@ -90,11 +90,7 @@ class CAPrompt(Method):
 
     def mix(self, weights: Tensor) -> Tensor:
         """Eq. 2: each image's own mixture, (B, T) weights -> (L, 2, B, n, D)."""
-        return self.mix_earlier(weights[:, :-1]) + weights[:, -1, None, None] * self.prompt.unsqueeze(2)
-
-    def mix_earlier(self, weights: Tensor) -> Tensor:
-        """What the earlier tasks put into a mixture, (B, T - 1) weights -> (L, 2, B, n, D); it carries no gradient."""
-        return torch.einsum("bt,tlknd->lkbnd", weights, self.earlier)
+        return mixture(weights, torch.cat([self.earlier, self.prompt.unsqueeze(0)]))
 
     def for_all(self, prompt: Tensor, stem: Stem) -> Tensor:
         """The same prompt for every image: (L, 2, n, D) -> (L, 2, B, n, D)."""
@@ -151,7 +147,7 @@ class CAPrompt(Method):
 
         with torch.no_grad():
             weights = self.next_weights(self.first_logits(stem))  # p, (B, T); carries no gradient
-            earlier = self.mix_earlier(weights[:, :-1])
+            earlier = mixture(weights[:, :-1], self.earlier)
         mixed = earlier + weights[:, -1, None, None] * self.prompt.unsqueeze(2)  # Eq. 2
         if options.alpha:
             features, concave = self.concave_pass(stem, labels, weights, earlier, mixed)
@@ -280,3 +276,8 @@ class CAPrompt(Method):
     def chosen(self, weights: Tensor) -> Tensor:
         """The weights as they are, or without aggregation the likeliest task alone."""
         return weights if self.options.aggregation else F.one_hot(weights.argmax(dim=1), weights.shape[1]).to(weights)
+
+
+def mixture(weights: Tensor, prompts: Tensor) -> Tensor:
+    """Prompts summed for each image: (B, T) weights and (T, L, 2, n, D) -> (L, 2, B, n, D)."""
+    return torch.einsum("bt,tlknd->lkbnd", weights, prompts)
