@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from caprompt.products import mapped
+
 __all__ = ["Attention", "attend_beside"]
 
 
@@ -78,8 +80,7 @@ class Attention(nn.Module):
                 query = query.contiguous() if x.is_cuda and torch.is_grad_enabled() else query
                 key, value = (torch.cat([rows.to(x.dtype), own], dim=1) for rows, own in zip(prefix, (key, value), strict=True))
             mixed = attend(query, key, value, self.heads)
-        out: Tensor = self.proj(mixed)
-        return out
+        return mapped(self.proj, mixed)
 
     def project(self, x: Tensor, at: int | None, known: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, N or 1, D), keys and values (B, N, D)."""

@@ -30,6 +30,7 @@ from caprompt.devices import has_float8
 from caprompt.errors import InputError
 from caprompt.gelu import compact_gelu, linear_gelu
 from caprompt.norms import Norm
+from caprompt.products import mapped
 
 __all__ = ["NOTHING", "Adaptation", "Stem", "ViT", "ViTConfig"]
 
@@ -111,8 +112,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.hidden(x))
-        return out
+        return mapped(self.fc2, self.hidden(x))
 
     def hidden(self, x: Tensor) -> Tensor:
         """Behind the first map and the GELU: (B, N, D) -> (B, N, M)."""
