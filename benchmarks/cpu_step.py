@@ -3,6 +3,7 @@
     python benchmarks/cpu_step.py                    # prints a table, writes benchmarks/results/cpu_step.json
 
 Both are measured in turn within the same run, so that a machine that is busy slows both alike; the ratio is of their medians.
+Shares are of a large float32 product measured in the same run; a step is about six forward passes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, batch, caprompt, plain_losses, save
+from measuring import RESULTS, batch, caprompt, ceilings, forward_gflop, plain_losses, save
 from page import cpu_step
 
 from caprompt.methods.caprompt import CAPrompt
@@ -24,11 +25,12 @@ from caprompt.stepping import Step
 from caprompt.weights import DEFAULT_BACKBONE, find_backbone
 
 TASKS = 3
+CONFIG = find_backbone(DEFAULT_BACKBONE).config
 
 
 def made(dtype: torch.dtype) -> CAPrompt:
     """CAPrompt in its third task."""
-    return caprompt(torch.device("cpu"), dtype, TASKS, classes=2, config=find_backbone(DEFAULT_BACKBONE).config)
+    return caprompt(torch.device("cpu"), dtype, TASKS, classes=2, config=CONFIG)
 
 
 def plain_step(method: CAPrompt) -> Callable[[], Any]:
@@ -55,6 +57,7 @@ def package_step(method: CAPrompt) -> Callable[[], Any]:
 def main() -> None:
     """Measure in turn, print, write."""
     torch.set_num_threads(args.threads)
+    ceiling = ceilings(torch.device("cpu"))
     steps = {
         "plain fp32, four passes": plain_step(made(torch.float32)),
         "package, fp32": package_step(made(torch.float32)),
@@ -72,7 +75,8 @@ def main() -> None:
             if turn >= 2:
                 seconds[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    figures = {"batch": args.batch, "threads": args.threads, "seconds": medians}
+    shares = {name: 6e-3 * forward_gflop(CONFIG) * args.batch / each / ceiling["matrix_tflops"] for name, each in medians.items()}
+    figures = {"batch": args.batch, "threads": args.threads, "ceilings": ceiling, "seconds": medians, "shares": shares}
     print(cpu_step(figures))
     save("cpu_step", figures, args.out)
 

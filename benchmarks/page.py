@@ -31,7 +31,9 @@ def conditions(found: dict[str, Any]) -> str:
     """Where and when, and what the device does at best."""
     place = "{device}, torch {torch}, Python {python}".format(**found["environment"])
     best = found.get("ceilings")
-    ceiling = f"; ceilings {best['matrix_tflops']:.0f} TFLOP/s bf16, {best['copy_tb_per_s']:.2f} TB/s" if best else ""
+    on_gpu = found["environment"]["device"].startswith("cuda")
+    product = f"{best['matrix_tflops']:.{0 if on_gpu else 2}f} TFLOP/s {'bf16' if on_gpu else 'fp32'}" if best else ""
+    ceiling = f"; ceilings {product}, {best['copy_tb_per_s']:.2f} TB/s" if best else ""
     return f"{found['date']}, {place}{ceiling}."
 
 
@@ -100,10 +102,16 @@ def cpu_step(found: dict[str, Any]) -> str:
     """The step on a CPU, in one run with the plain one."""
     plain = next(iter(found["seconds"].values()))
     rows = [
-        [name, f"{1e3 * seconds:.0f}", f"{found['batch'] / seconds:.0f}", f"{plain / seconds:.2f} x"]
+        [
+            name,
+            f"{1e3 * seconds:.0f}",
+            f"{found['batch'] / seconds:.0f}",
+            f"{plain / seconds:.2f} x",
+            f"{found['shares'][name]:.0%}",
+        ]
         for name, seconds in found["seconds"].items()
     ]
-    return table(["step", "ms", "images/s", "against plain"], rows)
+    return table(["step", "ms", "images/s", "against plain", "of the ceiling"], rows)
 
 
 def invariance(found: dict[str, Any]) -> str:

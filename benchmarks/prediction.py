@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, Variant, batch, ceilings, median_seconds, save, where_time_goes
+from measuring import BASE, RESULTS, Variant, batch, ceilings, forward_gflop, median_seconds, save, where_time_goes
 from page import prediction
 
 from caprompt.answering import Answering
 
-GFLOP = 70
+GFLOP = 2 * forward_gflop(BASE)
 VARIANTS = {
     "fp32": Variant(torch.float32),
     "bf16": Variant(torch.bfloat16),

@@ -17,7 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, Variant, batch, caprompt, ceilings, median_seconds, plain_losses, save, where_time_goes
+from measuring import (
+    BASE,
+    RESULTS,
+    Variant,
+    batch,
+    caprompt,
+    ceilings,
+    forward_gflop,
+    median_seconds,
+    plain_losses,
+    save,
+    where_time_goes,
+)
 from page import train_step
 from torch import Tensor
 
@@ -26,7 +38,7 @@ from caprompt.optimizing import for_training
 from caprompt.recording import Recorded
 from caprompt.stepping import Step
 
-GFLOP = 211  # a step of a task after the first, per image
+GFLOP = 6 * forward_gflop(BASE)  # a step of a task after the first, per image
 TASKS = 6
 VARIANTS = {
     "plain fp32": Variant(torch.float32, recorded=False, plain=True),
