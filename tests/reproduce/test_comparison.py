@@ -34,7 +34,7 @@ def test_all_have_the_budget_also_where_the_scale_has_another_preset(tmp_path: P
     epochs = {cell.config.options["epochs"] for cell in cells if cell.config.method == "ranpac"}
     assert epochs == {2, 20}
     joint = {cell.config.method: cell.config.options["epochs"] for cell in cells if cell.config.joint}
-    assert joint == {"sequential-prompt": 2, "finetune": 8}
+    assert joint == {"sequential-prompt": 2, "caprompt": 2, "finetune": 8}
     assert TARGETS["comparison"].preset == "budget"
 
 

@@ -33,6 +33,7 @@ ROWS = (
     Row("RanPAC, 20 epochs", "ranpac", options={"epochs": 20}),
     *(row for row in PROMPT_METHODS if row.method == "caprompt"),
     Row("joint prompts", "sequential-prompt", options={"joint": True}),
+    Row("joint CAPrompt with ridge", options={"classifier": "ridge", "joint": True}),
     Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
 )
 METRICS = {
@@ -53,7 +54,8 @@ SPEED_FILE = "speeds.json"  # beside the cells; cells that share a device do not
 NOTES = (
     "Same backbone, pictures, class order, epochs and batches for every method (preset 'budget'); joint training sees all classes "
     "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound (joint prompts are that of "
-    "rows alone that have one set of prompts and a trained head as well). RanPAC trains on the first task alone; the row of 20 "
+    "rows alone that have one set of prompts and a trained head as well, joint CAPrompt, of one task, that of one set with a "
+    "regression). RanPAC trains on the first task alone; the row of 20 "
     "epochs is as long as its authors train there",
     "ACC is the mean over tasks after the last one, pooled the share of all images, AF what tasks have lost since their best, "
     "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task found' the share of "

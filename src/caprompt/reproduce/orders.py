@@ -6,7 +6,7 @@ A mean over orders can hide that a method wins in one of them alone; here every 
 from __future__ import annotations
 
 from caprompt.experiment import read_plan
-from caprompt.reproduce.accuracies import IDEAS, OWN
+from caprompt.reproduce.accuracies import OWN, RECIPES
 from caprompt.reproduce.comparison import ROWS
 from caprompt.reproduce.drawing import dots
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
@@ -15,12 +15,13 @@ from caprompt.reproduce.sheets import Column, Entry, Figure, Sheet, mean_of
 __all__ = ["RIVALS", "TARGETS"]
 
 NEAREST = ("nearest class mean", "ridge, frozen", "HiDe-Prompt", "EASE", "SSIAT", "RanPAC", "RanPAC, 20 epochs")
-RIVALS = (*(row for row in ROWS if row.label in NEAREST), IDEAS[0], OWN)
+RIVALS = (*(row for row in ROWS if row.label in NEAREST), *RECIPES, OWN)
 NOTES = (
     "Order k is the class order of seed k, which all else that is random follows from too. Same epochs, pictures and batches for "
     "every row (preset 'budget'); the row of 20 epochs trains on the first task for as long as its authors do",
     "ACC and AF are means over the orders that have been run",
-    "The paper's recipe is its head, first prompts and rates, and alpha 5 as in its text (its program has 1 for CIFAR-100), with "
+    "The paper's recipe is its head, first prompts, rates and alignment, and alpha 1 as its program has it for CIFAR-100; the "
+    "row below it has alpha 5, as its text, and 100 epochs of alignment at 0.1, as CAPrompt's head has here by default. Both have "
     "the pictures, batches and epochs that all rows have",
 )
 
