@@ -63,3 +63,15 @@ def test_every_command_that_is_shown_exists() -> None:
 def test_every_link_leads_somewhere() -> None:
     for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_speeds_are_those_that_were_measured() -> None:
+    def measured(name: str, variant: str, size: int) -> dict[str, float]:
+        rows = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        return next(row for row in rows if (row["variant"], row["batch"]) == (variant, size))
+
+    trained = measured("train_step", "package, bf16, compiled", 24)["images_per_s"]
+    plain = measured("train_step", "plain fp32", 24)["images_per_s"]
+    answered, one = (measured("prediction", "bf16, compiled", size) for size in (256, 1))
+    assert f"trains {trained:,.0f} images/s in batches of 24 (a plain float32 program in the same run: {plain:.0f})" in README
+    assert f"answers {answered['images_per_s']:,.0f} in batches of 256, or one in {one['ms']:.1f} ms" in README
