@@ -34,6 +34,11 @@ def test_a_bias_is_added_before() -> None:
     assert (mine_grad - exact_grad).abs().max() <= 0.5 / 200 + 1e-6
 
 
+def test_double_precision_is_not_narrowed() -> None:
+    x = X.double().requires_grad_()
+    torch.testing.assert_close(compact_gelu(x), F.gelu(x), rtol=1e-12, atol=1e-12)
+
+
 def test_half_precision_is_within_its_rounding() -> None:
     mine, exact = X.bfloat16().requires_grad_(), X.bfloat16().double().requires_grad_()
     out, expected = compact_gelu(mine), F.gelu(exact)

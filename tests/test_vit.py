@@ -244,6 +244,9 @@ def test_passes_from_a_stem_equal_passes_from_images() -> None:
     twice = stem.repeated(2)
     torch.testing.assert_close(vit(twice), torch.cat([vit(images())] * 2), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(vit(stem.only(torch.tensor([2, 0]))), vit(images())[[2, 0]], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(twice.repeated(2)), torch.cat([vit(images())] * 4), rtol=1e-5, atol=1e-5)
+    rows = torch.tensor([len(images()) + 1, 0])  # the second image's second time, and the first's first
+    torch.testing.assert_close(vit(twice.only(rows)), vit(images())[[1, 0]], rtol=1e-5, atol=1e-5)
 
 
 def test_the_class_token_is_the_feature_before_the_last_norm() -> None:
@@ -289,8 +292,39 @@ def test_recomputing_gives_the_same_gradient_and_keeps_less() -> None:
     assert kept[1] < kept[0]
 
 
+COMPILER = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler for the CPU, and there is none here"
+)
+
+
+def test_a_bias_that_learns_has_its_gradient_where_little_is_kept() -> None:
+    vit = tiny_vit().requires_grad_(True)
+    for block in vit.blocks:
+        block.mlp.compact = True
+    vit(images()).square().sum().backward()
+    assert all(block.mlp.fc1.bias.grad is not None for block in vit.blocks)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler for the CPU, and there is none here")
+@COMPILER
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_of_compiled_passes_are_the_same_to_their_rounding(recompute: bool) -> None:
+    gradients = []
+    for wanted in (False, True):
+        vit = tiny_vit(config=FULL).requires_grad_(False)
+        vit.recompute = recompute
+        vit.set_compiled(wanted)
+        rows = torch.randn(2 * len(images()), 2, FULL.width, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        features = vit(vit.stem(images()).repeated(2), Prefixed(rows, rows, layer=0))
+        (features * torch.linspace(-1, 1, FULL.width)).sum().backward()
+        assert rows.grad is not None
+        gradients.append(rows.grad)
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 3e-2  # norms and GELUs keep a byte a number
+    assert not torch.equal(*gradients)
+
+
+@pytest.mark.slow
+@COMPILER
 def test_compiled_blocks_compute_the_same() -> None:
     plain, compiled = tiny_vit(config=FULL), tiny_vit(config=FULL)
     compiled.set_compiled(True)

@@ -17,7 +17,11 @@ from caprompt.products import mapped
 __all__ = ["Attention", "attend_beside"]
 
 
-@torch.library.custom_op("caprompt::attend_beside", mutates_args=("projected",))
+@torch.library.custom_op(
+    "caprompt::attend_beside",
+    mutates_args=("projected",),
+    schema="(Tensor(a0!) projected, Tensor keys, Tensor values, SymInt heads, Tensor? query=None) -> Tensor",
+)
 def attend_beside(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
     """Attention over keys and values behind a prefix, (B, n, D) each, which is written into the room left for it: (B, N, D).
 

@@ -20,7 +20,7 @@ STEPS = 200  # of the derivative, per unit
 ZERO = 27  # the byte that stands for a derivative of 0
 
 
-@torch.library.custom_op("caprompt::linear_gelu", mutates_args=())
+@torch.library.custom_op("caprompt::linear_gelu", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor bias) -> Tensor")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """gelu(x W^T + b) in one kernel, without gradient: (..., D) -> (..., M)."""
     out: Tensor = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
@@ -38,8 +38,9 @@ class _CompactGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        wide = x.float() if bias is None else x.float() + bias
-        below, density = _normal(wide) if x.dtype == torch.float32 else _nearly_normal(wide)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide if bias is None else wide + bias
+        below, density = _normal(wide) if x.dtype == wide.dtype else _nearly_normal(wide)
         slope = below + wide * density
         context.save_for_backward((slope * STEPS + (ZERO + 0.5)).to(torch.uint8))  # cutting off the fraction rounds
         return (wide * below).to(x.dtype)

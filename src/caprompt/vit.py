@@ -124,7 +124,7 @@ class Mlp(nn.Module):
         ):
             fused: Tensor = linear_gelu(x, self.fc1.weight, self.fc1.bias)
             return fused
-        if self.compact and not self.quick and isinstance(self.fc1, nn.Linear):
+        if self.compact and not self.quick and type(self.fc1) is nn.Linear and not self.fc1.bias.requires_grad:
             return compact_gelu(F.linear(x, self.fc1.weight), self.fc1.bias)
         before: Tensor = self.fc1(x)
         if self.quick:
@@ -182,7 +182,7 @@ class Stem:
 
     def repeated(self, times: int) -> Stem:
         """The same images several times; what that takes is only written out where the blocks begin, and read."""
-        return replace(self, times=times)
+        return replace(self, times=self.times * times)
 
     def written_out(self) -> Stem:
         """All images in a row."""
@@ -193,11 +193,13 @@ class Stem:
 
     def only(self, rows: Tensor) -> Stem:
         """Some of the images, by their numbers."""
-        return Stem(self.tokens[rows], self.normed[rows], self.qkv[rows], self.patches)
+        stem = self.written_out()
+        return Stem(stem.tokens[rows], stem.normed[rows], stem.qkv[rows], self.patches)
 
 
 COMPILED = ("before_blocks", "through_blocks")  # the parts of a pass that `set_compiled` compiles
-COMPILER: dict[str, Any] = {"realize_reads_threshold": 1}  # a sum that two kernels read is written down, not added up anew in each
+#: How: a sum that two kernels read is written down once, not added up anew in each.
+FUSING: dict[str, Any] = {"realize_reads_threshold": 1}
 
 
 class ViT(nn.Module):
@@ -259,7 +261,7 @@ class ViT(nn.Module):
         return x
 
     def set_compiled(self, wanted: bool) -> None:
-        """Let the compiler fuse kernels across the blocks, which pays when many batches of one size follow; or let it be."""
+        """Let the compiler fuse kernels of a whole pass, which pays when many batches of one size follow; or let it be."""
         if wanted == (COMPILED[0] in vars(self)):
             return
         if wanted:
@@ -267,7 +269,7 @@ class ViT(nn.Module):
             # one for each shape, with and without gradient
             setattr(torch._dynamo.config, "recompile_limit" if known else "cache_size_limit", 64)
             for name in COMPILED:
-                setattr(self, name, torch.compile(getattr(self, name), dynamic=False, options=COMPILER))
+                setattr(self, name, torch.compile(getattr(self, name), dynamic=False, options=FUSING))
         else:
             for name in COMPILED:
                 delattr(self, name)
