@@ -27,16 +27,16 @@ PROMPT_METHODS = (
     OWN,
 )
 LINEAR = (Row.paper("CAPrompt without L_l", beta=0.0), Row.paper("CAPrompt"))  # the constraint that lays prompts on a line
-#: The paper's head, within the effort that all methods have; weight and alignment are the program's for CIFAR-100.
-TRAINED_HEAD = {"learning_rate": 3e-3, "alpha": 1.0, "align_epochs": 30, "align_rate": 0.005}
-LARGE_START = {"init": "uniform", "head_rate": 0.1}
+#: With a trained head: the rate that methods have in common, the program's weight of the constraint and alignment for CIFAR-100.
+WITH_HEAD = {"learning_rate": 3e-3, "alpha": 1.0, "align_epochs": 30, "align_rate": 0.005}
+AT_FIRST = {"init": "uniform", "head_rate": 0.1}
 RECIPES = (
-    Row.paper("CAPrompt, the paper's recipe", **LARGE_START, **TRAINED_HEAD),
-    Row.paper("the same, alpha 5, aligned longer", **LARGE_START, learning_rate=3e-3),
+    Row.paper("CAPrompt, the paper's recipe", **AT_FIRST, **WITH_HEAD),
+    Row.paper("CAPrompt, alpha 5, aligned longer", **AT_FIRST, learning_rate=3e-3),
 )
 IDEAS = (
     RECIPES[0],
-    Row.paper("+ small first prompts, head at full rate", **TRAINED_HEAD),
+    Row.paper("+ small first prompts, head at full rate", **WITH_HEAD),
     Row("+ regression in place of the trained head", options={"classifier": "ridge", "learning_rate": 3e-3}),
     OWN,  # at a higher rate
 )

@@ -20,9 +20,9 @@ NOTES = (
     "Order k is the class order of seed k, which all else that is random follows from too. Same epochs, pictures and batches for "
     "every row (preset 'budget'); the row of 20 epochs trains on the first task for as long as its authors do",
     "ACC and AF are means over the orders that have been run",
-    "The paper's recipe is its head, first prompts, rates and alignment, and alpha 1 as its program has it for CIFAR-100; the "
-    "row below it has alpha 5, as its text, and 100 epochs of alignment at 0.1, as CAPrompt's head has here by default. Both have "
-    "the pictures, batches and epochs that all rows have",
+    "The paper's recipe is its head, first prompts, a tenth of the rate for the head, its alignment, and alpha 1, as its program "
+    "has it for CIFAR-100; the row of alpha 5 has that of its text, and 100 epochs of alignment at 0.1, as CAPrompt's head has "
+    "here by default. Both have the rate, pictures, batches and epochs that all rows have",
 )
 
 
