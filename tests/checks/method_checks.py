@@ -67,7 +67,8 @@ def assert_batch_invariant(model: ContinualClassifier) -> None:
     for size in (7, 64):
         for arrangement in (torch.arange(70), order):
             answers = [model.method.answer(images[part]) for part in arrangement.split(size)]
-            torch.testing.assert_close(torch.cat([a.logits for a in answers]), logits[arrangement], rtol=1e-6, atol=1e-5)
+            # A regression's logits are twenty times what it computes, and so is their rounding.
+            torch.testing.assert_close(torch.cat([a.logits for a in answers]), logits[arrangement], rtol=1e-6, atol=3e-5)
             torch.testing.assert_close(torch.cat([a.task_weights for a in answers]), weights[arrangement], rtol=0, atol=1e-5)
 
 

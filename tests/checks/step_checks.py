@@ -136,7 +136,8 @@ def check_memory_stays_flat_across_steps(make: Make) -> None:
         step(*batch(method, number))
         if number in (2, 9):
             gc.collect()
-            tensors = [held for held in gc.get_objects() if issubclass(type(held), Tensor)]
+            # by their very type: compilers in the same process leave pretended tensors behind, which have no bytes
+            tensors = [held for held in gc.get_objects() if type(held) in (Tensor, nn.Parameter)]
             alive.append((len(tensors), sum(tensor.nbytes for tensor in tensors)))
             del tensors
     assert alive[0] == alive[1]
