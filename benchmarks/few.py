@@ -3,7 +3,7 @@
     python benchmarks/few.py --backbone deit_tiny_patch16_224.safetensors      # prints a table, writes benchmarks/results/few.json
 
 Preset `budget`, nothing tuned for few images. The images of a class are its first ones; orders are seeds, as everywhere. Runs that
-stand in the file under the same conditions are kept, so that orders and rows can be added.
+stand in the file under the same conditions and options are kept, so that orders and rows can be added.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def main() -> None:
     path = args.out / f"{NAME}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     conditions = {"dataset": "cifar100", "images_per_class": args.images, "backbone": backbone_title(args.backbone)}
-    same = conditions.items() <= before.items()
-    rows: dict[str, dict[str, float]] = before["rows"] if same else {}
+    settings = {row.label: {"method": row.method, **row.options} for row in RIVALS}
+    known = before["settings"] if conditions.items() <= before.items() else {}
+    rows: dict[str, dict[str, float]] = {label: before["rows"][label] for label in known if known[label] == settings.get(label)}
     data = load_dataset("cifar100")
     wanted = [row for row in RIVALS if not args.rows or row.label in args.rows]
     for seed, row in [(seed, row) for seed in args.orders for row in reversed(wanted)]:
         found = rows.setdefault(row.label, {})
         if str(seed) not in found:
             found[str(seed)] = accuracy(row, seed, data)
-            save(NAME, {**conditions, "rows": rows}, args.out)
+            save(NAME, {**conditions, "settings": {label: settings[label] for label in rows}, "rows": rows}, args.out)
     print(few_section(path))
 
 

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import quick_options
 
-from caprompt import ContinualClassifier
 from caprompt.methods import base
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -32,8 +30,5 @@ def name() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("check", [*method_checks.CHECKS, *step_checks.CHECKS], ids=lambda check: check.__name__[len("check_") :])
-def test_the_example_passes(check: object, name: str, backbone: Path) -> None:
-    def make(**settings: object) -> ContinualClassifier:
-        return ContinualClassifier(name, backbone, **{**quick_options(name), **settings})  # type: ignore[arg-type]
-
-    check(make)  # type: ignore[operator]
+def test_the_example_passes(check: method_checks.Check, name: str, backbone: Path) -> None:
+    check(method_checks.maker(name, backbone))

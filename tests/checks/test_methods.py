@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import quick_options
 
-from caprompt import ContinualClassifier
 from caprompt.methods import find, registered
 from caprompt.options import Options
 
@@ -19,11 +17,8 @@ import step_checks
 
 @pytest.mark.parametrize("check", [*method_checks.CHECKS, *step_checks.CHECKS], ids=lambda check: check.__name__[len("check_") :])
 @pytest.mark.parametrize("name", registered())
-def test_method(name: str, check: object, backbone: Path) -> None:
-    def make(**settings: object) -> ContinualClassifier:
-        return ContinualClassifier(name, backbone, **{**quick_options(name), **settings})  # type: ignore[arg-type]
-
-    check(make)  # type: ignore[operator]
+def test_method(name: str, check: method_checks.Check, backbone: Path) -> None:
+    check(method_checks.maker(name, backbone))
 
 
 @pytest.mark.parametrize("name", registered())
