@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from caprompt import settings
-from caprompt.experiment import read_plan, run
+from caprompt.cli import arguments
+from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.execution import read_plan, run
+from caprompt.experiments.plots import accuracy_curve
 from caprompt.metrics import average_accuracy
-from caprompt.plots import accuracy_curve
 from caprompt.protocols import kind
-from caprompt.running import preset_settings, run_config
 
 HERE = Path(__file__).parent
 PAPER = {"batch_size": 64, "learning_rate": 3e-3}  # as the reference figures were measured
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "cifar100.png")
     args = parser.parse_args()
 
-    common = {"backbone": args.backbone, "epochs": args.epochs, "validation": args.validation, **settings.gathered(None, args.set)}
+    common = {"backbone": args.backbone, "epochs": args.epochs, "validation": args.validation, **arguments.gathered(None, args.set)}
     home = args.folder or Path(tempfile.mkdtemp())
     jobs = [(row, order, home / f"{row} {order}".replace(" ", "-"), common) for order in args.orders for row in args.rows]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:

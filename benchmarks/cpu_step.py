@@ -19,10 +19,10 @@ import torch
 from measuring import RESULTS, batch, caprompt, ceilings, forward_gflop, plain_losses, save
 from page import cpu_step
 
+from caprompt.backbones.weights import DEFAULT_BACKBONE, find_backbone
+from caprompt.engine.stepping import Step
 from caprompt.methods.caprompt import CAPrompt
-from caprompt.optimizing import for_training
-from caprompt.stepping import Step
-from caprompt.weights import DEFAULT_BACKBONE, find_backbone
+from caprompt.utils.optimizers import for_training
 
 TASKS = 3
 CONFIG = find_backbone(DEFAULT_BACKBONE).config

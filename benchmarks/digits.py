@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from caprompt.experiment import Results, RunConfig, environment, run
-from caprompt.plots import accuracy_curve
+from caprompt.experiments.execution import Results, RunConfig, environment, run
+from caprompt.experiments.plots import accuracy_curve
 from caprompt.protocols import single
 
 HERE = Path(__file__).parent

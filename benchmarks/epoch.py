@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from caprompt import ContinualClassifier
 from caprompt.data import load_dataset
+from caprompt.engine.stepping import Step
 from caprompt.methods.caprompt import CAPrompt
-from caprompt.optimizing import for_training
-from caprompt.recording import recorded
-from caprompt.stepping import Step
+from caprompt.utils.cuda_graphs import recorded
+from caprompt.utils.optimizers import for_training
 
 
 def measure(size: int, folder: Path) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from measuring import RESULTS, save
 
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
-from caprompt.data.streams import class_order
+from caprompt.data.tasks import class_order
+from caprompt.experiments.config import preset_settings, run_config
 from caprompt.reproduce.evidence import Row
-from caprompt.reproduce.orders import RIVALS
 from caprompt.reproduce.page import few_section
 from caprompt.reproduce.scales import backbone_title
-from caprompt.running import preset_settings, run_config
+from caprompt.reproduce.targets.class_orders import RIVALS
 
 NAME = "few"
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from caprompt import ContinualClassifier
 from caprompt.data import Samples, load_dataset
-from caprompt.feeding import Feeder
+from caprompt.engine.inputs import Feeder
 from caprompt.methods.base import Batches, Head
+from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.ncm import PrototypeHead
-from caprompt.methods.ridge import RandomRidge
 
 PROJECTIONS = 8000
 

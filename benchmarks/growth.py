@@ -16,14 +16,14 @@ import torch
 from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
 from page import growth
 
-from caprompt import replay
-from caprompt.answering import Answering
+from caprompt.backbones.vit import ViTConfig
+from caprompt.engine.inference import Answering
+from caprompt.engine.stepping import Step
 from caprompt.methods.base import GrowingHead
-from caprompt.optimizing import for_training
-from caprompt.recording import recorded
-from caprompt.replay import ReplayOptions
-from caprompt.stepping import Step
-from caprompt.vit import ViTConfig
+from caprompt.methods.components import alignment
+from caprompt.methods.components.alignment import ReplayOptions
+from caprompt.utils.cuda_graphs import recorded
+from caprompt.utils.optimizers import for_training
 
 TINY = ViTConfig(image_size=32, patch_size=8, width=64, depth=2, heads=2, mlp_width=128)
 KINDS = ("mean", "variance", "multi-centroid", "low-rank", "covariance")
@@ -39,10 +39,10 @@ def at(tasks: int, classes: int) -> dict[str, Any]:
     return {**found, "prediction_ms": 1e3 * median_seconds(lambda: ask.together(images), args.repeats)}
 
 
-def alignment(classes: int) -> dict[str, Any]:
+def time_alignment(classes: int) -> dict[str, Any]:
     """Seconds of one alignment of the head at the default options, with statistics of random features."""
     options = ReplayOptions(batch_size=24)
-    statistics = replay.build(options, CONFIG.width).to(DEVICE)
+    statistics = alignment.build(options, CONFIG.width).to(DEVICE)
     statistics.grow(classes)
     chance = torch.Generator().manual_seed(0)
     for label in range(classes):
@@ -52,14 +52,14 @@ def alignment(classes: int) -> dict[str, Any]:
     head.grow(classes, chance)
     head.to(DEVICE)
     began = time.perf_counter()
-    replay.align(head, statistics, options, classes - 10, chance)
+    alignment.align(head, statistics, options, classes - 10, chance)
     float(head.weight.detach().sum())
     return {"classes": classes, "width": CONFIG.width, "seconds": time.perf_counter() - began}
 
 
 def bytes_per_class() -> dict[str, int]:
     """What each kind of statistics keeps of a class."""
-    made = {kind: replay.build(ReplayOptions(replay=kind), CONFIG.width) for kind in KINDS}
+    made = {kind: alignment.build(ReplayOptions(replay=kind), CONFIG.width) for kind in KINDS}
     return {kind: statistics.bytes_per_class() for kind, statistics in made.items()}
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     """Measure, print, write."""
     by_tasks = [at(tasks, 400) for tasks in args.tasks]
     by_classes = [at(10, classes) for classes in args.classes]
-    figures = {"batch": args.batch, "by_tasks": by_tasks, "by_classes": by_classes, "alignment": alignment(100)}
+    figures = {"batch": args.batch, "by_tasks": by_tasks, "by_classes": by_classes, "alignment": time_alignment(100)}
     figures["bytes_per_class"] = bytes_per_class()
     print(growth(figures))
     save("growth", figures, args.out)

@@ -20,9 +20,9 @@ from page import invariance
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.answering import Answering, close
 from caprompt.data import Samples, load_dataset
-from caprompt.feeding import Feeder
+from caprompt.engine.inference import Answering, close
+from caprompt.engine.inputs import Feeder
 
 
 def asked(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> tuple[Tensor, Tensor, float]:

@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from caprompt.experiment import environment
-from caprompt.fp8 import hold_in_fp8
+from caprompt.backbones.fp8 import hold_in_fp8
+from caprompt.backbones.norms import Norm
+from caprompt.backbones.vit import Mlp, ViT, ViTConfig
+from caprompt.experiments.execution import environment
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.components.prefix import Prefix
 from caprompt.methods.constraints import concave_gap, linear_loss
-from caprompt.methods.prefix import Prefix
-from caprompt.norms import Norm
-from caprompt.vit import Mlp, ViT, ViTConfig
 
 BASE = ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072)
 RESULTS = Path(__file__).parent / "results"

@@ -22,10 +22,10 @@ from measuring import RESULTS, save
 
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
-from caprompt.reproduce.comparison import ROWS, SPEED_FILE
+from caprompt.experiments.config import preset_settings, run_config
 from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.scales import backbone_title
-from caprompt.running import preset_settings, run_config
+from caprompt.reproduce.targets.comparison import ROWS, SPEED_FILE
 
 EPOCHS = 3
 FEW = 4  # images of each class of the earlier tasks

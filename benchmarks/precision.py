@@ -17,9 +17,9 @@ from typing import Any
 from measuring import RESULTS, save
 from page import precision
 
-from caprompt.experiment import run
+from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.execution import run
 from caprompt.reproduce.scales import backbone_title
-from caprompt.running import preset_settings, run_config
 
 
 def measured(kind: str, seed: int) -> dict[str, Any]:

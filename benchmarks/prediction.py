@@ -16,7 +16,7 @@ import torch
 from measuring import BASE, RESULTS, Variant, batch, ceilings, forward_gflop, median_seconds, save, where_time_goes
 from page import prediction
 
-from caprompt.answering import Answering
+from caprompt.engine.inference import Answering
 
 GFLOP = 2 * forward_gflop(BASE)
 VARIANTS = {

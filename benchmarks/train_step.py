@@ -33,10 +33,10 @@ from measuring import (
 from page import train_step
 from torch import Tensor
 
+from caprompt.engine.stepping import Step
 from caprompt.methods.caprompt import CAPrompt
-from caprompt.optimizing import for_training
-from caprompt.recording import Recorded
-from caprompt.stepping import Step
+from caprompt.utils.cuda_graphs import Recorded
+from caprompt.utils.optimizers import for_training
 
 GFLOP = 6 * forward_gflop(BASE)  # a step of a task after the first, per image
 TASKS = 6

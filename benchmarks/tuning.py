@@ -16,18 +16,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from caprompt import ContinualClassifier, settings
+from caprompt import ContinualClassifier
+from caprompt.cli import arguments
 from caprompt.data import load_dataset
-from caprompt.experiment import readable_parts, run
+from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.execution import readable_parts, run
 from caprompt.metrics import incremental_accuracies
-from caprompt.running import preset_settings, run_config
 
 USUAL = {"dataset": "cifar100", "epochs": 8, "batch_size": 64, "validation": 0.1, "seed": 11}
 
 
 def main() -> None:
     """Run, sweep, print, log."""
-    given = {**USUAL, "backbone": args.backbone, **settings.gathered(None, args.set)}
+    given = {**USUAL, "backbone": args.backbone, **arguments.gathered(None, args.set)}
     config = run_config({**preset_settings(args.preset, given), **given})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +41,7 @@ def main() -> None:
     for text in args.sweep:
         name, _, values = text.partition("=")
         for value in values.split(","):
-            found = model.evaluate(held_out, **{name: settings.parse_value(value)})
+            found = model.evaluate(held_out, **{name: arguments.parse_value(value)})
             tell({name: value, "ACC": round(found.average_accuracy, 2), "task_identification": round(found.task_identification, 2)})
 
 

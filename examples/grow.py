@@ -6,7 +6,7 @@ python examples/grow.py
 from __future__ import annotations
 
 from caprompt import ContinualClassifier
-from caprompt.data.digits import load_digits
+from caprompt.data.datasets.digits import load_digits
 
 train, test = load_digits()
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from caprompt.experiment import PLANNED, Results, TaskResult
-from caprompt.grid import Cell
+from caprompt.experiments.execution import PLANNED, Results, TaskResult
+from caprompt.experiments.grid import Cell
 from caprompt.methods import find
 from caprompt.protocols import protocol
 from caprompt.reproduce.evidence import Evidence
-from caprompt.reproduce.planning import plan
+from caprompt.reproduce.plan import plan
 from caprompt.reproduce.scales import scale
-from caprompt.reproduce.targets import TARGETS
+from caprompt.reproduce.targets.registry import TARGETS
 
 TASKS = [["zero", "one"], ["two"], ["three"]]
 

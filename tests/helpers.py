@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
-from caprompt.cli import main
+from caprompt.backbones.vit import ViT, ViTConfig
+from caprompt.cli.app import main
 from caprompt.methods import find
-from caprompt.vit import ViT, ViTConfig
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 TINY = ViTConfig(image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_width=64)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers import tiny_vit, write_backbone, write_squares
 
-from caprompt.vit import ViTConfig
-from caprompt.weights import DEFAULT_BACKBONE, PACKAGED, find_backbone, sha256_of
+from caprompt.backbones.vit import ViTConfig
+from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGED, find_backbone, sha256_of
 
 TOOLS = Path(__file__).parents[1] / "tools"
 COLOURS = ["red", "green", "blue"]

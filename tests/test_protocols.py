@@ -4,7 +4,7 @@ import pytest
 
 from caprompt import InputError, protocols
 from caprompt.methods.caprompt_options import CAPromptOptions
-from caprompt.options import Options
+from caprompt.methods.options import Options
 
 RELEASED = CAPromptOptions(protocol="released", classifier="aligned")
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from caprompt.backbones.weights import find_backbone
 from caprompt.data import read
-from caprompt.weights import find_backbone
 
 PACK = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, PICTURES = PACK / "deit_tiny_patch16_224.safetensors", PACK / "tinyimagenet200_64px.npz"

@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from caprompt.backbones.vit import ViT, ViTConfig
+from caprompt.backbones.weights import find_backbone
 from caprompt.errors import CapromptError, DataError
-from caprompt.vit import ViT, ViTConfig
-from caprompt.weights import find_backbone
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 

@@ -26,9 +26,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from caprompt.backbones.vit import ViT, ViTConfig
+from caprompt.backbones.weights import IMAGENET_MEAN, IMAGENET_STD, find_backbone
 from caprompt.errors import CapromptError, InputError
-from caprompt.vit import ViT, ViTConfig
-from caprompt.weights import IMAGENET_MEAN, IMAGENET_STD, find_backbone
 
 MODES = {"supervised": ("labels",), "distil": ("class", "patches"), "both": ("class", "patches", "labels")}
 SHAPE = {"size": 64, "patch": 8, "width": 192, "depth": 6, "heads": 3, "seed": 0}

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from caprompt.classifier import ContinualClassifier, Evaluation, Prediction
     from caprompt.errors import CapromptError, InputError
-    from caprompt.learner import ContinualClassifier, Evaluation, Prediction
 
 __version__ = "0.1.0"
 __all__ = ["CapromptError", "ContinualClassifier", "Evaluation", "InputError", "Prediction", "__version__"]
@@ -20,9 +20,9 @@ __all__ = ["CapromptError", "ContinualClassifier", "Evaluation", "InputError", "
 _HOME = {
     "CapromptError": "caprompt.errors",
     "InputError": "caprompt.errors",
-    "ContinualClassifier": "caprompt.learner",
-    "Evaluation": "caprompt.learner",
-    "Prediction": "caprompt.learner",
+    "ContinualClassifier": "caprompt.classifier",
+    "Evaluation": "caprompt.classifier",
+    "Prediction": "caprompt.classifier",
 }
 
 

@@ -10,7 +10,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line."""
     try:
-        from caprompt.cli import main as command_line
+        from caprompt.cli.app import main as command_line
 
         command_line()
     except KeyboardInterrupt:

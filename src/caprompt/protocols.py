@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from caprompt.errors import InputError
 
 if TYPE_CHECKING:
-    from caprompt.options import Options
+    from caprompt.methods.options import Options
 
 __all__ = ["HONEST", "in_percent", "is_released", "kind", "protocol", "shown_together", "single", "warning"]
 

@@ -16,10 +16,10 @@ from helpers import quick_options, same_tensors, square, squares
 from torch import Tensor
 
 from caprompt import ContinualClassifier
+from caprompt.callbacks.events import Consolidating, Event, StepTaken
 from caprompt.data import Samples, read
-from caprompt.events import Consolidating, Event, StepTaken
-from caprompt.feeding import Feeder
-from caprompt.optimizing import trainable
+from caprompt.engine.inputs import Feeder
+from caprompt.utils.optimizers import trainable
 
 Make = Callable[..., ContinualClassifier]
 Check = Callable[[Make], None]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caprompt.methods import find, registered
-from caprompt.options import Options
+from caprompt.methods.options import Options
 
 sys.path.insert(0, str(Path(__file__).parent))
 import method_checks

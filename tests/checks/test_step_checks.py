@@ -12,8 +12,8 @@ import torch
 from helpers import tiny_vit
 from torch import Tensor
 
-from caprompt.methods.direct import PlainOptions
 from caprompt.methods.linear import Linear
+from caprompt.methods.templates import PlainOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
 import step_checks

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.bank import PixelBank
+from caprompt.data.gpu_cache import PixelBank
+from caprompt.data.image_cache import ImageStore
 from caprompt.data.loader import banked_batches, batches, streamed_batches
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read
-from caprompt.data.store import ImageStore
 from caprompt.data.transforms import EvalTransform, TrainTransform, render
 from caprompt.errors import DataError
 

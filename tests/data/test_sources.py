@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from caprompt.data.image_cache import ImageStore
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read, verified
-from caprompt.data.store import ImageStore
 from caprompt.errors import DataError
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.caprompt_options import CAPromptOptions
 from caprompt.methods.constraints import concave_gap
-from caprompt.vit import ViT, ViTConfig
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "caprompt_step.npz"
 CLOSE = {"rtol": 0, "atol": 1e-8}

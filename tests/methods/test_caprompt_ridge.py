@@ -10,7 +10,7 @@ from torch import Tensor
 
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.caprompt_options import CAPromptOptions
-from caprompt.methods.ridge import RandomRidge
+from caprompt.methods.components.ridge import RandomRidge
 
 
 def learned(**options: object) -> CAPrompt:

@@ -6,7 +6,7 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 
 from caprompt.methods.coda_prompt import CODAPrompt, CODAPromptOptions, attended_cosine, orthogonality
-from caprompt.methods.prefix import Prefix
+from caprompt.methods.components.prefix import Prefix
 
 IMAGES = torch.randn(3, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([2, 4, 3])  # of the second task

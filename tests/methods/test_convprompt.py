@@ -25,7 +25,7 @@ def made(tasks: tuple[int, ...] = (2, 3), **options: object) -> ConvPrompt:
 
 def test_shapes_are_those_of_the_paper() -> None:
     """36 x 80 embeddings become 20 rows for heads of 64, in 7 layers of 12."""
-    from caprompt.vit import ViT, ViTConfig
+    from caprompt.backbones.vit import ViT, ViTConfig
 
     with torch.device("meta"):
         vit = ViT(ViTConfig(224, 16, 768, 12, 12, 3072))

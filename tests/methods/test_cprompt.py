@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.backbones.vit import Adaptation
 from caprompt.methods.cprompt import CPrompt, CPromptOptions, smoothing_loss
-from caprompt.vit import Adaptation
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([3, 5, 4, 4, 3, 5])  # of the third task

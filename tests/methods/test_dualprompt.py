@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.backbones.vit import Adaptation, ViTConfig
 from caprompt.methods.dualprompt import DualPrompt, DualPromptOptions
-from caprompt.vit import Adaptation, ViTConfig
 
 FOUR_LAYERS = ViTConfig(image_size=16, patch_size=4, width=32, depth=4, heads=2, mlp_width=64)
 IMAGES = torch.randn(3, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))

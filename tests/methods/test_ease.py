@@ -6,7 +6,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.cosine import cosines
+from caprompt.methods.components.heads import cosines
 from caprompt.methods.ease import Ease, EaseOptions, SubspaceHead, synthesised
 
 

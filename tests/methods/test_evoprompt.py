@@ -8,8 +8,8 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.backbones.vit import Adaptation
 from caprompt.methods.evoprompt import EvoPrompt, EvoPromptOptions, composed_rows
-from caprompt.vit import Adaptation
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5))
 LABELS = torch.tensor([0, 1, 0, 1, 0, 1])

@@ -7,8 +7,8 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.methods.components.prefix import Prefix
 from caprompt.methods.hide_prompt import HiDePrompt, HiDePromptOptions, contrastive_loss
-from caprompt.methods.prefix import Prefix
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5))
 LABELS = torch.tensor([3, 4, 5, 3, 4, 5])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from caprompt.methods.inflora import InfLoRA, InfLoRAOptions, KeyValueChange
 from caprompt.methods.protected import ProtectedSubspaces
-from caprompt.optimizing import trainable
+from caprompt.utils.optimizers import trainable
 
 SIZE = TINY.image_size
 RANK = 3

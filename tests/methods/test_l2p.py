@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.backbones.vit import Adaptation
 from caprompt.errors import OptionError
 from caprompt.methods import build
 from caprompt.methods.l2p import L2P, L2POptions
-from caprompt.vit import Adaptation
 
 IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([2, 4, 3, 2])  # of the second task

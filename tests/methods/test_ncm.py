@@ -4,7 +4,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.cosine import ScoreOptions
+from caprompt.methods.components.heads import ScoreOptions
 from caprompt.methods.ncm import NearestClassMean
 
 

@@ -4,9 +4,9 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.backbones.vit import Stem
 from caprompt.methods.one_task import OneTaskMethod
-from caprompt.options import Options
-from caprompt.vit import Stem
+from caprompt.methods.options import Options
 
 
 class Scaled(OneTaskMethod):

@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.events import Event, StepTaken
+from caprompt.callbacks.events import Event, StepTaken
 from caprompt.methods.ranpac import RanPAC, RanPACOptions
 
 

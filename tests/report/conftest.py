@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import QUICK, write_squares
 
-from caprompt.experiment import RunConfig, run
+from caprompt.experiments.execution import RunConfig, run
 
 COLOURS = ("red", "green", "blue", "yellow", "cyan", "orange")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caprompt.keeping import FinalTest
+from caprompt.experiments.artifacts import FinalTest
 from caprompt.report.mistakes import class_figures, confused_pairs, worst_mistakes
 
 FINAL = FinalTest(

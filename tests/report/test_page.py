@@ -17,7 +17,7 @@ import pytest
 from caprompt.errors import InputError
 from caprompt.report import page as page_module
 from caprompt.report import render, write_report
-from caprompt.report.gathering import RunRecord, gather
+from caprompt.report.run_data import RunRecord, gather
 
 HTML = "{http://www.w3.org/1999/xhtml}"
 KINDS = {"one": ["seed0"], "several": ["seed0", "seed1", "plain"], "leak": ["leak"], "joint": ["joint"]}

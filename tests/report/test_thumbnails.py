@@ -12,7 +12,7 @@ from helpers import square, write_squares
 from PIL import Image
 
 from caprompt.data import Samples
-from caprompt.report.gathering import read_run
+from caprompt.report.run_data import read_run
 from caprompt.report.thumbnails import SIDE, data_url, thumbnails
 
 

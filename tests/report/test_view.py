@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from caprompt.report.gathering import gather
+from caprompt.report.run_data import gather
 from caprompt.report.thumbnails import Thumbnails
 from caprompt.report.view import report_view, shown_images
 

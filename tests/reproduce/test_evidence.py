@@ -10,9 +10,9 @@ from grids import pretended
 from caprompt.errors import InputError
 from caprompt.reproduce.evidence import Evidence
 from caprompt.reproduce.measures import given_task
-from caprompt.reproduce.outputs import section
-from caprompt.reproduce.sheets import Figure, mean_of
-from caprompt.reproduce.targets import TARGETS
+from caprompt.reproduce.tables import Figure, mean_of
+from caprompt.reproduce.targets.registry import TARGETS
+from caprompt.reproduce.writers import section
 
 ROW = TARGETS["table-taskid"].rows[0]
 

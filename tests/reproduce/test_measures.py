@@ -57,7 +57,7 @@ def test_keys_and_numbers(model: ContinualClassifier, images: Samples, backbone)
 @torch.no_grad()
 def test_the_theorem_image_by_image(model: ContinualClassifier, images: Samples) -> None:
     """The same figures by the definition, one image and one prompt at a time."""
-    from caprompt.feeding import Feeder
+    from caprompt.engine.inputs import Feeder
 
     method, found = model.method, concavity(model, images)
     assert isinstance(method, CAPrompt)

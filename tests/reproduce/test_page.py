@@ -10,8 +10,8 @@ from helpers import tree
 
 from caprompt.errors import ModelFolderError
 from caprompt.protocols import HONEST
-from caprompt.reproduce.outputs import write
 from caprompt.reproduce.page import benchmark_section, few_section, read_benchmark, references, reproduced_section, reproductions
+from caprompt.reproduce.writers import write
 
 
 def a_run(row: str, order: str, protocol: str, accuracy: float, **settings: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from caprompt.methods import registered
-from caprompt.reproduce.accuracies import OWN
 from caprompt.reproduce.published import leaks, printed, published
-from caprompt.reproduce.targets import TARGETS
+from caprompt.reproduce.targets.accuracy_tables import OWN
+from caprompt.reproduce.targets.registry import TARGETS
 
 ROOT = Path(__file__).parents[2]
 PAPER = next((path for place in (ROOT, ROOT.parent) if (path := place / "shared" / "paper.tex").is_file()), None)

@@ -6,7 +6,7 @@ and every loader reads through an `ImageStore`, which decodes each file once. On
 
 from __future__ import annotations
 
-from caprompt.data.datasets import Dataset, load_dataset
+from caprompt.data.datasets.registry import Dataset, load_dataset
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read
 

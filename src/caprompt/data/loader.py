@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprompt.data.bank import PixelBank, stacked
-from caprompt.data.batched import render_batch
+from caprompt.data.gpu_cache import PixelBank, stacked
+from caprompt.data.gpu_transforms import render_batch
+from caprompt.data.image_cache import ImageStore
 from caprompt.data.images import Pixels
 from caprompt.data.prefetch import in_order
 from caprompt.data.samples import Samples
-from caprompt.data.store import ImageStore
 from caprompt.data.transforms import Transform, View, render
-from caprompt.devices import sent
+from caprompt.utils.devices import sent
 
 __all__ = ["banked_batches", "batches", "streamed_batches"]
 

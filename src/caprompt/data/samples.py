@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from caprompt.data.class_names import check_class_name, natural_key
 from caprompt.data.images import Picture, fingerprint
-from caprompt.data.naming import check_class_name, natural_key
 from caprompt.errors import DataError
 
 __all__ = ["Samples"]

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
+from caprompt.data.class_names import check_class_name, natural_key
 from caprompt.data.images import IMAGE_SUFFIXES, Picture
-from caprompt.data.naming import check_class_name, natural_key
 from caprompt.data.samples import Samples
-from caprompt.data.verify import verified
+from caprompt.data.validation import verified
 from caprompt.errors import DataError
 
 __all__ = ["Samples", "Source", "check_class_name", "read", "verified"]

@@ -22,10 +22,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from caprompt import options as option_checks
+from caprompt.backbones.vit import ViT
 from caprompt.errors import UnknownNameError
-from caprompt.options import Options
-from caprompt.vit import ViT
+from caprompt.methods import options as option_checks
+from caprompt.methods.options import Options
 
 __all__ = [
     "Answer",

@@ -21,15 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caprompt import replay
-from caprompt.class_statistics import Statistics
+from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import Answer, Batches, GrowingHead, Method, register
 from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.components import alignment
+from caprompt.methods.components.batch_leak import misread
+from caprompt.methods.components.prefix import Prefix, prompted_layers, random_prompt
+from caprompt.methods.components.ridge import RandomRidge
+from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.constraints import concave_gap, linear_loss
-from caprompt.methods.prefix import Prefix, prompted_layers, random_prompt
-from caprompt.methods.released import misread
-from caprompt.methods.ridge import RandomRidge
-from caprompt.vit import Stem, ViT
 
 __all__ = ["CAPrompt"]
 
@@ -50,7 +50,7 @@ class CAPrompt(Method):
         self.prompt = nn.Parameter(start)  # the newest task's, (L, 2, n, D)
         self.register_buffer("earlier", start.new_empty(0, *start.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
-        self.statistics = replay.build(options, width) if aligned else Statistics(width)
+        self.statistics = alignment.build(options, width) if aligned else Statistics(width)
         self.ridge = None if aligned else RandomRidge(width, options.projections)
 
     earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
@@ -208,7 +208,7 @@ class CAPrompt(Method):
         if self.ridge is None:
             self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
             if seen.any():
-                replay.align(self.head, self.statistics, self.options, int(seen.sum()), generator)
+                alignment.align(self.head, self.statistics, self.options, int(seen.sum()), generator)
             return
         # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
         untaught = seen if len(self.task_sizes) > 1 else torch.ones_like(seen)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from caprompt.methods.prefix import PrefixOptions
-from caprompt.methods.released import ReleasedOptions
-from caprompt.replay import ReplayOptions
+from caprompt.methods.components.alignment import ReplayOptions
+from caprompt.methods.components.batch_leak import ReleasedOptions
+from caprompt.methods.components.prefix import PrefixOptions
 
 __all__ = ["CAPromptOptions"]
 

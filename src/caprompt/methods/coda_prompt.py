@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from caprompt.backbones.vit import ViT
 from caprompt.methods.base import register
-from caprompt.methods.direct import OwnTask
-from caprompt.methods.growing import GrowingRows, orthonormal_rows
-from caprompt.methods.prefix import Prefix
-from caprompt.options import Options
-from caprompt.vit import ViT
+from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.prefix import Prefix
+from caprompt.methods.options import Options
+from caprompt.methods.templates import OwnTask
 
 __all__ = ["CODAPrompt", "CODAPromptOptions", "attended_cosine", "orthogonality"]
 

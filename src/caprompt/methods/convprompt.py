@@ -31,13 +31,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.methods.base import Batches, linear_start, register
-from caprompt.methods.cosine import cosines
+from caprompt.methods.components.heads import cosines
+from caprompt.methods.components.prefix import Layers, PrefixOptions, prompted_layers, random_rows
 from caprompt.methods.descriptions import attributes_of, read_descriptions, similarity
-from caprompt.methods.direct import OwnTask
 from caprompt.methods.filter_bank import FilterBank
-from caprompt.methods.prefix import Layers, PrefixOptions, prompted_layers, random_rows
-from caprompt.vit import Adaptation, ViT
+from caprompt.methods.templates import OwnTask
 
 __all__ = ["ConvPrompt", "ConvPromptOptions"]
 

@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import GrowingHead, linear_start, register
-from caprompt.methods.chance import Chance
-from caprompt.methods.cosine import cosines
-from caprompt.methods.growing import GrowingRows, orthonormal_rows
+from caprompt.methods.components.device_random import Chance
+from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.heads import cosines
+from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.one_task import OneTaskMethod
-from caprompt.methods.tokens import Tokens
-from caprompt.options import Options
-from caprompt.vit import Stem, ViT
+from caprompt.methods.options import Options
 
 __all__ = ["CPrompt", "CPromptOptions", "smoothing_loss"]
 

@@ -19,12 +19,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from caprompt.backbones.vit import Adaptation, Stem, ViT
 from caprompt.methods.base import register
-from caprompt.methods.cosine import cosines
-from caprompt.methods.growing import GrowingRows
+from caprompt.methods.components.growing_rows import GrowingRows
+from caprompt.methods.components.heads import cosines
+from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_rows
 from caprompt.methods.one_task import OneTaskMethod
-from caprompt.methods.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_rows
-from caprompt.vit import Adaptation, Stem, ViT
 
 __all__ = ["DualPrompt", "DualPromptOptions"]
 

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt.class_statistics import Statistics
-from caprompt.methods.adapters import Adapter, AdapterOptions
+from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.methods.base import Batches, Head, register
-from caprompt.methods.cosine import CosineHead, ScoreOptions, cosines
-from caprompt.methods.direct import Direct
-from caprompt.vit import Adaptation, ViT
+from caprompt.methods.components.adapters import Adapter, AdapterOptions
+from caprompt.methods.components.heads import CosineHead, ScoreOptions, cosines
+from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.templates import Direct
 
 __all__ = ["Ease", "EaseOptions", "SubspaceHead", "synthesised"]
 

@@ -24,14 +24,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt.class_statistics import Statistics
+from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods import transport
 from caprompt.methods.base import Batches, GrowingHead, linear_start, register
-from caprompt.methods.direct import OwnTask
-from caprompt.methods.tokens import Tokens
+from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.components.tokens import Tokens
+from caprompt.methods.options import Options
+from caprompt.methods.templates import OwnTask
 from caprompt.methods.transport import Route
-from caprompt.options import Options
-from caprompt.vit import Stem, ViT
 
 __all__ = ["EvoPrompt", "EvoPromptOptions", "composed_rows", "scaled"]
 

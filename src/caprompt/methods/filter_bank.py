@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from caprompt.methods.base import linear_start
-from caprompt.methods.growing import GrowingRows, orthonormal_rows
+from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
 
 __all__ = ["FilterBank"]
 

@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from caprompt.fp8 import release_from_fp8
+from caprompt.backbones.fp8 import release_from_fp8
+from caprompt.backbones.vit import ViT
 from caprompt.methods.base import register
-from caprompt.methods.direct import Plain, PlainOptions
-from caprompt.vit import ViT
+from caprompt.methods.templates import Plain, PlainOptions
 
 __all__ = ["FineTune", "FineTuneOptions"]
 

@@ -24,21 +24,21 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from caprompt import replay
+from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import Batches, register
-from caprompt.methods.growing import GrowingRows
+from caprompt.methods.components import alignment
+from caprompt.methods.components.alignment import ReplayKind
+from caprompt.methods.components.growing_rows import GrowingRows
+from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.one_task import OneTaskMethod
-from caprompt.methods.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.task_identity import TaskIdentity
-from caprompt.replay import ReplayKind
-from caprompt.vit import Stem, ViT
 
 __all__ = ["HiDePrompt", "HiDePromptOptions", "contrastive_loss"]
 
 TEMPERATURE = 0.8
 
 
-class HiDePromptOptions(replay.ReplayOptions, PrefixOptions):
+class HiDePromptOptions(alignment.ReplayOptions, PrefixOptions):
     """The prompts' mixture, the contrast, and what is remembered."""
 
     layers: Layers = Field(
@@ -63,8 +63,8 @@ class HiDePrompt(OneTaskMethod):
         width = vit.config.width
         self.layers = prompted_layers(vit.config, options)
         self.prompts = GrowingRows(len(self.layers), 2, options.length // 2, width)  # P_0 ... P_{T-2}, p_{T-1}: (T, L, 2, n, D)
-        self.statistics = replay.build(options, width)  # of features under the own task's prompt
-        self.plain_statistics = replay.build(options, width)  # of un-prompted features
+        self.statistics = alignment.build(options, width)  # of features under the own task's prompt
+        self.plain_statistics = alignment.build(options, width)  # of un-prompted features
         self.identity = TaskIdentity(width)
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
@@ -111,10 +111,10 @@ class HiDePrompt(OneTaskMethod):
         self.observe(batches)
         if not known:
             return
-        replay.align(self.head, self.statistics, self.options, known, generator)
+        alignment.align(self.head, self.statistics, self.options, known, generator)
         if len(self.task_sizes) > 1:
             with self.identity.learning():
-                replay.align(self.identity, self.plain_statistics, self.options, known, generator)
+                alignment.align(self.identity, self.plain_statistics, self.options, known, generator)
 
     @torch.no_grad()
     def observe(self, batches: Batches) -> None:

@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.methods.base import Batches, register
-from caprompt.methods.direct import OwnTask
+from caprompt.methods.options import Options
 from caprompt.methods.protected import ProtectedSubspaces
-from caprompt.options import Options
-from caprompt.vit import Adaptation, ViT
+from caprompt.methods.templates import OwnTask
 
 __all__ = ["InfLoRA", "InfLoRAOptions", "InputMoments", "KeyValueChange"]
 

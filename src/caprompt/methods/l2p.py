@@ -20,12 +20,12 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
+from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import register
-from caprompt.methods.cosine import cosines
-from caprompt.methods.direct import OwnTask
-from caprompt.methods.tokens import Tokens
-from caprompt.options import Options
-from caprompt.vit import Stem, ViT
+from caprompt.methods.components.heads import cosines
+from caprompt.methods.components.tokens import Tokens
+from caprompt.methods.options import Options
+from caprompt.methods.templates import OwnTask
 
 __all__ = ["L2P", "L2POptions"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from caprompt.methods.base import register
-from caprompt.methods.direct import Plain, PlainOptions
+from caprompt.methods.templates import Plain, PlainOptions
 
 __all__ = ["Linear"]
 

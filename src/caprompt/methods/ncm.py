@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caprompt.class_statistics import Statistics
+from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches, Head, register
-from caprompt.methods.cosine import ScoreOptions, cosines
-from caprompt.methods.direct import Direct
-from caprompt.vit import ViT
+from caprompt.methods.components.heads import ScoreOptions, cosines
+from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.templates import Direct
 
 __all__ = ["NearestClassMean", "PrototypeHead"]
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from caprompt.backbones.vit import Stem
 from caprompt.methods.base import Answer, Method
-from caprompt.vit import Stem
 
 __all__ = ["OneTaskMethod"]
 

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt.methods.adapters import Adapter, AdapterOptions
+from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches, register
-from caprompt.methods.cosine import CosineHead, ScoreOptions
-from caprompt.methods.direct import Direct
-from caprompt.methods.ridge import RandomRidge
-from caprompt.vit import ViT
+from caprompt.methods.components.adapters import Adapter, AdapterOptions
+from caprompt.methods.components.heads import CosineHead, ScoreOptions
+from caprompt.methods.components.ridge import RandomRidge
+from caprompt.methods.templates import Direct
 
 __all__ = ["RanPAC", "RanPACOptions"]
 

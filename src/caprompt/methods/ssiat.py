@@ -25,20 +25,20 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt import replay
-from caprompt.class_statistics import Draw
-from caprompt.methods.adapters import Adapter, AdapterOptions
+from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches, register
-from caprompt.methods.cosine import CosineHead
-from caprompt.methods.direct import Direct
-from caprompt.vit import ViT
+from caprompt.methods.components import alignment
+from caprompt.methods.components.adapters import Adapter, AdapterOptions
+from caprompt.methods.components.heads import CosineHead
+from caprompt.methods.components.statistics import Draw
+from caprompt.methods.templates import Direct
 
 __all__ = ["Ssiat", "SsiatOptions", "drift"]
 
 FLOOR = 1e-5  # weight of an image however far it lies
 
 
-class SsiatOptions(replay.ReplayOptions, AdapterOptions):
+class SsiatOptions(alignment.ReplayOptions, AdapterOptions):
     """The classifier's loss, the estimate of the drift, and the alignment."""
 
     scale: float = Field(20.0, gt=0, description="s: logits are this times the cosine")
@@ -65,7 +65,7 @@ class Ssiat(Direct):
         super().__init__(vit, options, CosineHead(vit.config.width, options.scale))
         self.adapter = Adapter(vit.config, options)
         self.register_buffer("before", self.adapter_vector())
-        self.statistics = replay.build(options, vit.config.width)
+        self.statistics = alignment.build(options, vit.config.width)
 
     before: Tensor  # the adapter that the statistics were last brought up to, flat
 
@@ -103,7 +103,7 @@ class Ssiat(Direct):
         self.statistics.observe_all([(pairs[1], labels)])
         if known.any():
             with torch.enable_grad():
-                replay.align(self.head, self.statistics, self.options, self.classes, generator, self.drawn_in())
+                alignment.align(self.head, self.statistics, self.options, self.classes, generator, self.drawn_in())
 
     def paired_features(self, batches: Batches) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """The same images under the adapter as it was and as it is, (n, D) each, and their classes (n,)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caprompt.keeping import FinalTest
+from caprompt.experiments.artifacts import FinalTest
 
 __all__ = ["ClassFigures", "Mistake", "Pair", "class_figures", "confused_pairs", "worst_mistakes"]
 

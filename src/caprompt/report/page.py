@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from caprompt import __version__, checkpoint
 from caprompt.errors import InputError
-from caprompt.report.figures import heat
-from caprompt.report.gathering import RunRecord, gather
+from caprompt.report.charts import heat
+from caprompt.report.run_data import RunRecord, gather
 from caprompt.report.thumbnails import Thumbnails, thumbnails
 from caprompt.report.view import report_view, shown_images
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 from caprompt.data import Samples, load_dataset
+from caprompt.data.image_cache import ImageStore
 from caprompt.data.images import decode
-from caprompt.data.store import ImageStore
-from caprompt.data.verify import verified
+from caprompt.data.validation import verified
 from caprompt.errors import CapromptError
-from caprompt.experiment import parts
-from caprompt.report.gathering import RunRecord
+from caprompt.experiments.execution import parts
+from caprompt.report.run_data import RunRecord
 
 __all__ = ["Thumbnails", "thumbnails"]
 

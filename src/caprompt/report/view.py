@@ -10,13 +10,13 @@ from typing import Any
 from markupsafe import Markup
 
 from caprompt import metrics, protocols
-from caprompt.report import tabulating
-from caprompt.report.figures import Series, bar_chart, legend, line_chart
-from caprompt.report.gathering import RunRecord
+from caprompt.report import tables
+from caprompt.report.charts import Series, bar_chart, legend, line_chart
 from caprompt.report.mistakes import confused_pairs, worst_mistakes
-from caprompt.report.tabulating import Group, Table
+from caprompt.report.run_data import RunRecord
+from caprompt.report.tables import Group, Table
+from caprompt.report.task_weights import CycleFigures, weights_by_cycle
 from caprompt.report.thumbnails import Thumbnails
-from caprompt.report.weights import CycleFigures, weights_by_cycle
 
 __all__ = ["report_view", "shown_images"]
 
@@ -26,9 +26,9 @@ PAIRS, WORST = 10, 12
 def report_view(runs: Sequence[RunRecord], pictures: Mapping[str, Thumbnails]) -> dict[str, Any]:
     """All that the template asks for."""
     protocol = protocols.single(run.results.protocol for run in runs)
-    groups = tabulating.grouped(runs)
-    settings = tabulating.settings_table(runs, tabulating.settings, "The run")
-    options = tabulating.settings_table(runs, tabulating.options, "Options of the method")
+    groups = tables.grouped(runs)
+    settings = tables.settings_table(runs, tables.settings, "The run")
+    options = tables.settings_table(runs, tables.options, "Options of the method")
     return {
         "title": title(runs),
         "runs": [run_view(run, pictures.get(run.name, Thumbnails())) for run in runs],
@@ -36,15 +36,15 @@ def report_view(runs: Sequence[RunRecord], pictures: Mapping[str, Thumbnails]) -
         "honest": protocols.kind(protocol) == "honest",
         "warnings": warnings(runs),
         "tiles": tiles(runs[0]) if len(runs) == 1 else [],
-        "summary": tabulating.summary_table(runs),
-        "means": tabulating.means_table(groups),
+        "summary": tables.summary_table(runs),
+        "means": tables.means_table(groups),
         "curve": curve(groups),
         "forgetting": forgetting_chart(groups),
-        "cost": tabulating.cost_table(runs),
+        "cost": tables.cost_table(runs),
         "settings": settings,
         "options": options,
-        "differences": tabulating.differing(settings, options) if len(runs) > 1 else None,
-        "environment": tabulating.settings_table(runs, tabulating.environment, "Versions and machine"),
+        "differences": tables.differing(settings, options) if len(runs) > 1 else None,
+        "environment": tables.settings_table(runs, tables.environment, "Versions and machine"),
     }
 
 
@@ -87,9 +87,7 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     if not run.results.joint:
         found.append((f"{figures['AF']:.1f}", "AF, points", "what a task has lost since its best, on average"))
     found.append((f"{figures['task_identification']:.1f}", "task identified, %", "how often the likeliest task is the right one"))
-    found.append(
-        (tabulating.duration(seconds), "training", f"{len(run.results.tasks)} tasks, {run.plan['train']['images']:,} images")
-    )
+    found.append((tables.duration(seconds), "training", f"{len(run.results.tasks)} tasks, {run.plan['train']['images']:,} images"))
     return found
 
 
@@ -146,9 +144,9 @@ def run_view(run: RunRecord, pictures: Thumbnails) -> dict[str, Any]:
         "pairs": confused_pairs(final, PAIRS) if final else [],
         "worst": [mistake for mistake in worst_mistakes(final, WORST) if mistake.image in pictures.urls] if final else [],
         "pictures": pictures.urls,
-        "classes": tabulating.classes_table(run) if final else None,
+        "classes": tables.classes_table(run) if final else None,
         "audit": run.audit,
-        "audit_table": tabulating.audit_table(run.audit) if run.audit else None,
+        "audit_table": tables.audit_table(run.audit) if run.audit else None,
     }
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caprompt.experiment import Results, read_plan
-from caprompt.grid import Measure, failure, is_done, measured
+from caprompt.experiments.execution import Results, read_plan
+from caprompt.experiments.grid import Measure, failure, is_done, measured
 from caprompt.protocols import kind, single
-from caprompt.reproduce.drawing import Picture
+from caprompt.reproduce.plots import Picture
 from caprompt.reproduce.scales import Scale
-from caprompt.reproduce.sheets import OURS, Entry, Line, Sheet, mean_of
+from caprompt.reproduce.tables import OURS, Entry, Line, Sheet, mean_of
 
 __all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of", "machine"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
+from caprompt.engine.inputs import Feeder
 from caprompt.errors import InputError
-from caprompt.feeding import Feeder
-from caprompt.learner import ContinualClassifier
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.methods.constraints import concave_gap
 from caprompt.protocols import is_released, protocol

@@ -15,11 +15,11 @@ from typing import Any
 from caprompt.errors import ModelFolderError
 from caprompt.protocols import kind, single
 from caprompt.reproduce.evidence import Evidence, machine
-from caprompt.reproduce.outputs import section
-from caprompt.reproduce.planning import read_record
+from caprompt.reproduce.plan import read_record
 from caprompt.reproduce.scales import scales
-from caprompt.reproduce.sheets import mean_of
-from caprompt.reproduce.targets import TARGETS
+from caprompt.reproduce.tables import mean_of
+from caprompt.reproduce.targets.registry import TARGETS
+from caprompt.reproduce.writers import section
 
 if sys.version_info >= (3, 11):
     import tomllib

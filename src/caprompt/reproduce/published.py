@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caprompt.reproduce.sheets import Figure
+from caprompt.reproduce.tables import Figure
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caprompt.data.datasets import DATASETS
-from caprompt.data.places import located
+from caprompt.backbones.registry import MODELS, find_file
+from caprompt.backbones.weights import available
+from caprompt.data.datasets._locations import located
+from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, OptionError, UnknownNameError
-from caprompt.experiment import RunConfig
-from caprompt.grid import Cell, Measure, resolved
+from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.execution import RunConfig
+from caprompt.experiments.grid import Cell, Measure, resolved
 from caprompt.methods import find
-from caprompt.model_names import MODELS, find_file
-from caprompt.running import preset_settings, run_config
-from caprompt.weights import available
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,0 +1,74 @@
+"""`metrics.jsonl` of a run folder, written while it trains: a line per epoch, and one per test after a task.
+
+    {"task": 1, "epoch": 0, "losses": {"ce": 0.71}, "images": 288, "seconds": 2.1}
+    {"task": 1, "ACC": 98.6, "AF": 0.0, "accuracies": [98.6]}
+
+Every line is on the disk before training goes on, so that a kill loses none. A run that goes on begins with the lines of what it
+goes on from: nothing is missing, and nothing stands twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from caprompt import checkpoint, metrics
+from caprompt.callbacks.events import CallBegan, EpochEnded, Event, TaskTested
+from caprompt.checkpoint.model import IN_PROGRESS, call_was_stopped
+from caprompt.metrics import Matrix
+
+__all__ = ["LOG", "Logbook", "finished_epochs"]
+
+LOG = "metrics.jsonl"
+
+
+class Logbook:
+    """A listener that writes down epochs and tests, beginning with those of earlier sittings."""
+
+    def __init__(self, path: Path, epochs: Iterable[Mapping[str, Any]], matrix: Matrix) -> None:
+        self.path = path
+        self.task = 0
+        lines = [{"task": record["call"] + 1, **{key: record[key] for key in record if key != "call"}} for record in epochs]
+        lines += [figures_of(matrix[: task + 1]) for task in range(len(matrix))]
+        # A stable sort: the epochs of a task, then its test.
+        checkpoint.write_bytes(path, "".join(map(_line, sorted(lines, key=lambda line: int(line["task"])))).encode())
+
+    def __call__(self, event: Event) -> None:
+        """Write down one event, if it is worth a line."""
+        if isinstance(event, CallBegan):
+            self.task = event.task
+        elif isinstance(event, EpochEnded):
+            self._append({"task": self.task, **event.figures()})
+        elif isinstance(event, TaskTested):
+            self._append(figures_of(event.matrix))
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(line))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def figures_of(matrix: Matrix) -> dict[str, Any]:
+    """The line of the test after the last task of an accuracy matrix.
+
+    >>> figures_of([[90.0], [80.0, 100.0]])
+    {'task': 2, 'ACC': 90.0, 'AF': 10.0, 'accuracies': [80.0, 100.0]}
+    """
+    figures = {"ACC": metrics.average_accuracy(matrix), "AF": metrics.forgetting(matrix)}
+    return {"task": len(matrix), **{name: round(value, 4) for name, value in figures.items()}, "accuracies": list(matrix[-1])}
+
+
+def finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
+    """The epochs behind what lies in a model folder, those of a call that was stopped among them."""
+    for place in (model_folder / IN_PROGRESS, model_folder):
+        if checkpoint.exists(place) and (place == model_folder or call_was_stopped(model_folder)):
+            return list(checkpoint.read(place).metrics)
+    return []
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value) + "\n"

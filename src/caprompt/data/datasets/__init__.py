@@ -1,0 +1,3 @@
+"""Data sets known by name, one file each."""
+
+from __future__ import annotations

@@ -1,0 +1,172 @@
+"""Data sets by name, and any folder or CSV file as one.
+
+To add a data set: write a file like `digits.py` (or `cub200.py`, for one to be downloaded) with a function that returns
+(train, test), and add an entry to DATASETS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from caprompt.data.datasets._download import Progress
+from caprompt.data.datasets._integrity import check_classes
+from caprompt.data.datasets._locations import Official, fetch, located
+from caprompt.data.datasets.cifar100 import CIFAR100, load_cifar100
+from caprompt.data.datasets.cub200 import CUB200, load_cub200
+from caprompt.data.datasets.digits import load_digits
+from caprompt.data.datasets.hugging_face import PREFIX, load_hugging_face
+from caprompt.data.datasets.imagenet_r import IMAGENET_R, load_imagenet_r
+from caprompt.data.datasets.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
+from caprompt.data.samples import Samples
+from caprompt.data.sources import read
+from caprompt.data.tasks import hold_out
+from caprompt.errors import DataError, UnknownNameError
+
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "fetch_dataset", "load_dataset"]
+
+FOLDER_TASKS = 5  # where nobody says how many
+MANY_IMAGES = {"projections": 10_000}  # a regression on tens of thousands of images has use for a wide projection
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training and test images, with the number of tasks and the training options that suit them by default."""
+
+    name: str
+    train: Samples
+    test: Samples
+    tasks: int
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a data set before it is loaded; `load` returns its training and test images."""
+
+    name: str
+    description: str
+    needs: str
+    load: Callable[[], tuple[Samples, Samples]]
+    tasks: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    official: Official | None = None  # what to look for on the disk; None for one that comes with our packages
+
+    def whereabouts(self) -> str:
+        """Where it lies, or that it is not here and what would bring it."""
+        if self.official is None:
+            return "here"
+        found = located(self.official)
+        return str(found) if found else f"not here; needs {self.needs}"
+
+
+DATASETS: dict[str, DatasetInfo] = {
+    info.name: info
+    for info in (
+        DatasetInfo(
+            name="digits",
+            description="1,797 handwritten digits of 8 x 8 pixels in 10 classes",
+            needs="nothing: the images come with scikit-learn",
+            load=load_digits,
+            tasks=5,
+            # A mirrored or halved digit is another sign. 1,400 images need no wide regression.
+            options={"epochs": 2, "flip": 0.0, "crop_scale": (0.6, 1.0), "projections": 1000},
+        ),
+        DatasetInfo(
+            name="cifar100",
+            description="60,000 photos of 32 x 32 pixels in 100 classes",
+            needs=CIFAR100.archive,
+            load=load_cifar100,
+            tasks=10,
+            options=MANY_IMAGES,
+            official=CIFAR100,
+        ),
+        DatasetInfo(
+            name="imagenet-r",
+            description="30,000 renditions (art, toys, ...) of 200 classes",
+            needs=IMAGENET_R.archive,
+            load=load_imagenet_r,
+            tasks=10,
+            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
+            official=IMAGENET_R,
+        ),
+        DatasetInfo(
+            name="cub200",
+            description="11,788 photos of 200 kinds of birds",
+            needs=CUB200.archive,
+            load=load_cub200,
+            tasks=10,
+            options={"crop_scale": (0.05, 1.0)},
+            official=CUB200,
+        ),
+        DatasetInfo(
+            name="tiny-imagenet",
+            description="110,000 photos of 64 x 64 pixels in 200 classes",
+            needs=TINY_IMAGENET.archive,
+            load=load_tiny_imagenet,
+            tasks=10,
+            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
+            official=TINY_IMAGENET,
+        ),
+    )
+}
+
+
+def load_dataset(name_or_path: str | Path, seed: int = 0, test_share: float = 0.2) -> Dataset:
+    """A data set by name; a folder of train/ and test/ (or val/) folders; or a folder or CSV file to be split.
+
+    "hf:owner/name" is one of the Hugging Face hub. Of a plain class folder or CSV file, `test_share` of each class is held out by
+    `seed` as test images.
+    A name goes before a folder of that name: write "./digits" or a `Path` for the folder.
+    """
+    if isinstance(name_or_path, str) and name_or_path in DATASETS:
+        info = DATASETS[name_or_path]
+        train, test = (replace(part, published=True) for part in info.load())
+        return Dataset(info.name, train, test, info.tasks, info.options)
+    if isinstance(name_or_path, str) and name_or_path.startswith(PREFIX):
+        return _from_hub(name_or_path.removeprefix(PREFIX), seed, test_share)
+    path = Path(name_or_path).expanduser()
+    if not path.exists() and path.name == name_or_path and not path.suffix:
+        raise UnknownNameError("data set", path.name, DATASETS)  # a bare word was meant as a name
+    train, test = _divided(path) or _split(read(path), str(path), seed, test_share)
+    name = path.stem if path.is_file() else path.resolve().name
+    return Dataset(name, train, test, min(FOLDER_TASKS, len(train.classes)), {})
+
+
+def fetch_dataset(name: str, on_progress: Progress | None = None) -> None:
+    """Download and unpack a data set by name, unless it is here; `on_progress` is told the bytes here and in all."""
+    if name not in DATASETS:
+        raise UnknownNameError("data set", name, DATASETS)
+    official = DATASETS[name].official
+    if official is not None:
+        fetch(official, on_progress)
+
+
+def _divided(path: Path) -> tuple[Samples, Samples] | None:
+    """The two parts of a folder that is already divided, or None."""
+    test_folder = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+    if test_folder is None or not (path / "train").is_dir():
+        return None
+    train, test = read(path / "train"), read(test_folder)
+    unmatched = sorted(set(train.classes) ^ set(test.classes))
+    if unmatched:
+        raise DataError(f"class '{unmatched[0]}' is in only one of '{path / 'train'}' and '{test_folder}'; every class needs both")
+    return train, test
+
+
+def _from_hub(name: str, seed: int, test_share: float) -> Dataset:
+    train, test = load_hugging_face(name)
+    if test is None:
+        train, test = _split(train, name, seed, test_share)
+    check_classes(Path(name), train, test, sorted({*train.classes, *test.classes}))
+    return Dataset(name.replace("/", "--"), train, test, min(FOLDER_TASKS, len(train.classes)), {})
+
+
+def _split(samples: Samples, name: str, seed: int, test_share: float) -> tuple[Samples, Samples]:
+    train, test = hold_out(samples, test_share, seed)
+    untested = [label for label in samples.classes if label not in test.classes]
+    if untested:
+        raise DataError(f"class '{untested[0]}' of '{name}' has no image to spare for the test; give every class two or more")
+    return replace(train, skipped=samples.skipped), test

@@ -1,0 +1,74 @@
+"""The loop, one screen of it: an optimiser, a head rate, clipping, a schedule, a fresh optimiser for every task.
+
+The caller hears of every step and epoch through `listen`, and gets the chance to `save` after each epoch. Nothing here is random:
+the batches of an epoch are the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from caprompt.callbacks.events import EpochEnded, Listener, StepTaken, silent
+from caprompt.engine.stepping import make_step
+from caprompt.errors import CapromptError
+from caprompt.methods.base import Batches, Method
+from caprompt.methods.options import Options
+from caprompt.utils import optimizers
+
+__all__ = ["fit", "rate_factor"]
+
+
+def fit(
+    method: Method,
+    batches: Callable[[int], Batches],
+    *,
+    start: int = 0,
+    optimizer_tensors: Mapping[str, Tensor] | None = None,
+    listen: Listener = silent,
+    save: Callable[[EpochEnded, torch.optim.Optimizer], None] = lambda epoch, optimizer: None,
+) -> None:
+    """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs."""
+    options, epochs, device = method.options, method.epochs, method.device
+    if not epochs:
+        return  # nothing is trained in this task, so there may be nothing to optimise
+    optimizer = optimizers.for_training(method)
+    if optimizer_tensors:
+        optimizers.load_state(optimizer, optimizer_tensors)
+    step = make_step(method, optimizer)
+    for epoch in range(start, epochs):
+        began, images_seen = time.perf_counter(), 0
+        sums: dict[str, Tensor] = {}
+        optimizers.set_rates(optimizer, rate_factor(options, epoch, epochs))
+        for images, labels in batches(epoch):
+            parts = step(images.to(device), labels.to(device))
+            images_seen += images.shape[0]
+            sums = {name: sums.get(name, 0) + part * images.shape[0] for name, part in parts.items()}
+            listen(StepTaken(epoch, images.shape[0], parts))
+        means = {name: float(total) / images_seen for name, total in sums.items()}
+        seconds = time.perf_counter() - began
+        if not all(math.isfinite(mean) for mean in means.values()):
+            raise CapromptError(f"the loss is no longer finite after epoch {epoch + 1}; lower learning_rate")
+        ended = EpochEnded(epoch, epochs, means, images_seen, seconds)
+        save(ended, optimizer)
+        listen(ended)
+    optimizer.zero_grad()  # what a task froze should not carry its last gradient along
+
+
+def rate_factor(options: Options, epoch: int, epochs: int) -> float:
+    """The learning rate of an epoch among `epochs`, relative to the first one's.
+
+    >>> [round(rate_factor(Options(schedule="cosine"), epoch, 4), 2) for epoch in range(4)]
+    [1.0, 0.85, 0.5, 0.15]
+    >>> [rate_factor(Options(schedule="step", step_at=0.6), epoch, 50) for epoch in (29, 30)]
+    [1.0, 0.1]
+    """
+    if options.schedule == "cosine":
+        return (1 + math.cos(math.pi * epoch / epochs)) / 2
+    if options.schedule == "step" and epoch >= round(options.step_at * epochs):
+        return 0.1
+    return 1.0

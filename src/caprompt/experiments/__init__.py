@@ -1,0 +1,3 @@
+"""Class-incremental experiments: configuration, run folders, execution, audits and grids."""
+
+from __future__ import annotations

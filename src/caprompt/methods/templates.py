@@ -1,0 +1,68 @@
+"""Methods whose logits are their answer: nothing is mixed or chosen by task, so task weights follow from class probabilities.
+
+Direct      says how logits come about, and how many passes that takes
+OwnTask     is trained on images of any task, further images of known classes among them; the cross entropy is over the
+            classes of each image's own task
+Plain       a reference without protection of the old, for which that mask is an option, since it decides what a lower bound
+            is worth: over all classes seen so far the head forgets at once, masked it forgets slowly
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from caprompt.methods.base import Answer, Method
+from caprompt.methods.options import Options
+
+__all__ = ["Direct", "OwnTask", "Plain", "PlainOptions"]
+
+
+class Direct(Method):
+    """Logits, and that is all."""
+
+    @abstractmethod
+    def logits(self, images: Tensor) -> Tensor:
+        """The logits of all classes seen: (B, C)."""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes that logits take."""
+        return 1
+
+    @torch.no_grad()
+    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+        """The logits; nothing is chosen by task, so `true_tasks` changes nothing."""
+        return self.answered(self.logits(images), self.passes)
+
+
+class OwnTask(Direct):
+    """Trained on images of any task, each among the classes of its own."""
+
+    trains_on_known = True
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Cross entropy of each image among the classes of its own task."""
+        return {"ce": self.own_task_cross_entropy(self.logits(images), labels)}
+
+
+class PlainOptions(Options):
+    """The one choice of a plain reference."""
+
+    masked: bool = Field(True, description="cross entropy among the classes of the image's own task only")
+
+
+class Plain(OwnTask):
+    """A reference without any protection of the old: task after task is trained on, and that is all."""
+
+    options: PlainOptions
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Cross entropy among the classes of each image's task, or over all classes."""
+        if self.options.masked:
+            return super().loss(images, labels)
+        return {"ce": F.cross_entropy(self.logits(images), labels)}

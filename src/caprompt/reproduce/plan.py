@@ -1,0 +1,74 @@
+"""Which cells a target needs at a scale, and the record of them from which its table can be made again anywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from caprompt.checkpoint.folder import write_json
+from caprompt.errors import ModelFolderError
+from caprompt.experiments.grid import Cell, is_done
+from caprompt.reproduce.evidence import Evidence, Place, Row, Target, kind_of
+from caprompt.reproduce.scales import NO_DATA, OTHER_SCALE, Scale
+from caprompt.reproduce.targets.registry import TARGETS
+
+__all__ = ["plan", "read_record", "why_nothing", "write_record"]
+
+
+def plan(target: Target, scale: Scale, home: Path, protocol: str = "honest") -> tuple[Evidence, list[Cell]]:
+    """A target's places, and the cells behind them that can be run here or have been."""
+    planned: dict[Place, tuple[str, ...] | str] = {}
+    cells: list[Cell] = []
+    # The scale's own backbone stands beside those of the paper only where these are not run.
+    paper_only = len(target.backbones) > 1 and scale.paper_backbones
+    for row in target.rows:
+        for dataset in scale.columns(target.datasets):
+            for backbone in target.backbones.values():
+                if backbone or not paper_only:
+                    found = cells_of(row, dataset, backbone, target, scale, home, protocol)
+                    cells += [] if isinstance(found, str) else found
+                    names = found if isinstance(found, str) else tuple(cell.name for cell in found)
+                    planned[row.label, dataset, backbone] = names
+    return Evidence(target, scale, home, protocol, planned), cells
+
+
+def cells_of(row: Row, dataset: str, backbone: str, target: Target, scale: Scale, home: Path, protocol: str) -> list[Cell] | str:
+    """The cell of each seed, or why they cannot be run; those that were run elsewhere need neither data nor backbone."""
+    why = scale.obstacle(dataset, backbone)
+    if why == OTHER_SCALE:
+        return why
+    options = {**row.options, "protocol": "released"} if kind_of(row, protocol) == "released" else row.options
+    own = replace(scale, preset=target.preset or scale.preset)
+    cells = [own.cell(row.method, options, dataset, backbone, seed, target.measures) for seed in range(scale.seeds)]
+    return [cell for cell in cells if is_done(home / cell.name, cell.measures)] or why if why else cells
+
+
+def why_nothing(evidence: Evidence) -> str:
+    """What to say where there is no cell at all."""
+    found = {(dataset, why) for (_, dataset, _), why in evidence.planned.items() if isinstance(why, str)}
+    reasons = "; ".join(sorted(f"{dataset}: {why}" for dataset, why in found))
+    hint = "get data with 'caprompt datasets --download NAME'" if NO_DATA in reasons else "give a weights file with --backbone"
+    return f"nothing of {evidence.target.name} can be run here ({reasons}); {hint}, or take --scale tiny"
+
+
+# -- the record ----------------------------------------------------------------------------------------------------------------
+
+
+def write_record(evidence: Evidence, path: Path) -> None:
+    """Keep which cells a table rests on."""
+    planned = [[*place, names] for place, names in evidence.planned.items()]
+    document = {"target": evidence.target.name, "scale": vars(evidence.scale), "protocol": evidence.protocol, "planned": planned}
+    write_json(path, document)
+
+
+def read_record(path: Path, home: Path) -> Evidence:
+    """What `write_record` kept; the cells lie in `home`."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        places = {(row, data, backbone): names for row, data, backbone, names in document["planned"]}
+        planned = {place: names if isinstance(names, str) else tuple(names) for place, names in places.items()}
+        scale = Scale(**{**document["scale"], "datasets": tuple(document["scale"]["datasets"])})
+        return Evidence(TARGETS[document["target"]], scale, home, document["protocol"], planned)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"'{path}' is damaged or of another version of caprompt; make it again with reproduce") from error

@@ -1,0 +1,3 @@
+"""Helpers without knowledge of models: files, devices, random numbers, optimizers, CUDA graphs."""
+
+from __future__ import annotations

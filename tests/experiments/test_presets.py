@@ -1,0 +1,218 @@
+"""The presets, value by value: `paper` as each method's own program (and docs/decisions.md) has it, `budget` as it is meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from caprompt.backbones.vit import ViT, ViTConfig
+from caprompt.data.datasets.registry import DATASETS
+from caprompt.errors import InputError, UnknownNameError
+from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.presets import HERE, names, preset, tomllib
+from caprompt.methods import build, registered
+
+SUPERVISED = "vit_base_patch16_224.orig_in21k"
+COMMON = {
+    "order": "natural",
+    "batch_size": 24,
+    "learning_rate": 0.03 * 24 / 256,
+    "head_rate": 0.1,
+    "clip": 1.0,
+    "schedule": "constant",
+    "length": 10,
+    "layers": "all",
+    "init": "uniform",
+    "alpha": 5.0,
+    "beta": 0.2,
+    "cycles": 2,
+    "classifier": "aligned",
+    "first_pass": "prompted",
+    "aggregation": True,
+    "replay": "covariance",
+    "align_epochs": 30,
+    "align_rate": 0.005,
+    "align_draws": 5,
+    "crop_scale": [0.05, 1.0],
+    "flip": 0.5,
+    "brightness": 0.0,
+    "test_crop": 224 / 256,
+    "normalise": "none",
+}
+STEP = {"epochs": 50, "schedule": "step", "step_at": 30 / 50, "alpha": 1.0}
+CIFAR = {**STEP, "crop_scale": [0.08, 1.0], "brightness": 63 / 255, "normalise": "cifar100"}
+CUB = {**STEP, "batch_size": 64, "learning_rate": 0.06 * 64 / 256}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "special"),
+    [("cifar100", CIFAR), ("cub200", CUB), ("imagenet-r", {"epochs": 100, "length": 20, "layers": list(range(9))}), ("digits", {})],
+)
+def test_the_papers_settings(dataset: str, special: dict[str, object]) -> None:
+    assert preset("paper", "caprompt", dataset, SUPERVISED) == {**COMMON, **special}
+
+
+@pytest.mark.parametrize("tag", ["dino", "ibot"])
+def test_self_supervised_backbones_have_alpha_1(tag: str) -> None:
+    assert preset("paper", "caprompt", "imagenet-r", f"vit_base_patch16_224.{tag}")["alpha"] == 1.0
+
+
+# What the programs of the other methods share: a loop with Adam or SGD, and pictures of L2P's or the usual random crops.
+ADAM = {"optimizer": "adam", "weight_decay": 0.0, "head_rate": 1.0}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "head_rate": 1.0, "clip": 0.0, "schedule": "cosine"}
+PICTURES = {"brightness": 0.0, "test_crop": 224 / 256, "normalise": "none"}
+L2P_CROPS = {**PICTURES, "crop_scale": [0.05, 1.0]}
+USUAL_CROPS = {**PICTURES, "crop_scale": [0.08, 1.0]}
+L2P_LOOP = {**ADAM, "order": "natural", "batch_size": 24, "learning_rate": 0.03 * 24 / 256, "clip": 1.0, "schedule": "constant"}
+CODA_LOOP = {**ADAM, "order": "natural", "batch_size": 128, "clip": 0.0, "schedule": "cosine"}
+
+# What they do not share: prompts, adapters and what else is a method's own.
+ADAPTERS = {"bottleneck": 64, "adapter_scale": 0.1}
+HIDE_ALIGNMENT = {"replay": "multi-centroid", "centroids": 10, "align_epochs": 30, "align_rate": 0.005, "align_draws": 5}
+SSIAT_ALIGNMENT = {"replay": "covariance", "align_epochs": 5, "align_rate": 0.01, "align_draws": 5}
+OWN: dict[str, dict[str, object]] = {
+    "l2p": {"pool": 10, "length": 5, "top": 5, "pull": 0.1},
+    "dualprompt": {"layers": "first-5", "general_layers": 2, "general_length": 10, "length": 10, "init": "uniform", "pull": 1.0},
+    "coda-prompt": {"components": 10, "length": 8, "prompted": 5, "orthogonality": 0.0},
+    "hide-prompt": {"length": 10, "layers": "first-5", "init": "uniform", "mixture": 0.01, "contrast": 0.1, **HIDE_ALIGNMENT},
+    "evoprompt": {"length": 5, "hidden": 16, "alpha": 0.5, "transport": "exact"},
+    "convprompt": {"length": 40, "layers": "first-7", "init": "uniform", "filters": 5, "kernel": 17, "retain": 0.01},
+    "cprompt": {"length": 50, "second_layer": 5, "temperature": 1.15, "margin": 0.1, "smooth": 1.0},
+    "inflora": {"rank": 10, "threshold": 0.98},
+    "ease": {**ADAPTERS, "alpha": 0.1},
+    "ssiat": {**ADAPTERS, **SSIAT_ALIGNMENT, "later_share": 0.5, "scale": 20.0, "margin": 0.0},
+    "ranpac": {**ADAPTERS, "projections": 10_000, "adapt_first": True},
+    "finetune": {"masked": False},
+    "linear": {"masked": True},
+}
+LOOPS: dict[str, dict[str, object]] = {
+    "l2p": {**L2P_LOOP, **L2P_CROPS, "epochs": 5},
+    "dualprompt": {**L2P_LOOP, **L2P_CROPS, "epochs": 5},
+    "coda-prompt": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 1e-3, "epochs": 50},
+    "hide-prompt": {**L2P_LOOP, **L2P_CROPS, "head_rate": 0.1, "schedule": "step", "step_at": 30 / 50, "epochs": 50},
+    "evoprompt": {**L2P_LOOP, **USUAL_CROPS, "batch_size": 64, "learning_rate": 5e-3, "epochs": 50, "brightness": 0.4},
+    "convprompt": {
+        **L2P_LOOP,
+        **L2P_CROPS,
+        "batch_size": 128,
+        "learning_rate": 0.005 * 128 / 256,
+        "schedule": "cosine",
+        "epochs": 10,
+    },
+    "cprompt": {**SGD, **USUAL_CROPS, "order": "shuffled", "batch_size": 16, "learning_rate": 0.01, "epochs": 10},
+    "inflora": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 5e-4, "epochs": 50},
+    "ease": {**SGD, **L2P_CROPS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.025, "epochs": 20},
+    "ssiat": {**SGD, **L2P_CROPS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 20},
+    "ranpac": {**SGD, **PICTURES, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 20},
+    "ncm": {"order": "shuffled", "test_crop": 224 / 256, "normalise": "none"},
+    "finetune": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 5e-5, "epochs": 20},
+    "linear": {**L2P_LOOP, **L2P_CROPS, "batch_size": 16, "learning_rate": 0.03 * 16 / 256, "epochs": 5},
+}
+PROGRAMS = {method: {**loop, **OWN.get(method, {})} for method, loop in LOOPS.items()}
+SPECIAL: dict[tuple[str, str], dict[str, object]] = {
+    ("l2p", "cifar100"): {"batch_size": 16, "learning_rate": 0.03 * 16 / 256},
+    ("l2p", "imagenet-r"): {"learning_rate": 0.005 * 24 / 256, "epochs": 50, "top": 4},
+    ("l2p", "cub200"): {"top": 4},
+    ("dualprompt", "imagenet-r"): {"learning_rate": 0.005 * 24 / 256, "epochs": 50, "length": 40},
+    ("dualprompt", "cub200"): {"epochs": 40, "schedule": "step", "step_at": 30 / 40, "length": 40},
+    ("coda-prompt", "cifar100"): {"epochs": 20, "test_crop": 1.0},
+    ("hide-prompt", "cifar100"): {"crop_scale": [0.08, 1.0], "brightness": 63 / 255, "normalise": "cifar100"},
+    ("hide-prompt", "imagenet-r"): {"epochs": 150, "schedule": "cosine", "length": 40, "contrast": 0.5},
+    ("hide-prompt", "cub200"): {"head_rate": 1.0, "length": 40, "contrast": 0.01},
+    ("evoprompt", "cifar100"): {"epochs": 20, "test_crop": 1.0},
+    ("convprompt", "imagenet-r"): {"clip": 0.0},
+    ("convprompt", "cub200"): {"batch_size": 24, "learning_rate": 0.001 * 24 / 256, "epochs": 60},
+    ("cprompt", "cifar100"): {
+        "epochs": 18,
+        "brightness": 63 / 255,
+        "normalise": "imagenet",
+        "temperature": 1.2,
+        "margin": 0.0,
+    },
+    ("inflora", "cifar100"): {"epochs": 20, "threshold": 0.95, "test_crop": 1.0},
+    ("ease", "imagenet-r"): {"batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-3},
+    ("ease", "cub200"): {"batch_size": 32, "learning_rate": 0.008, "alpha": 0.05},
+    ("ranpac", "cifar100"): {"test_crop": 1.0},
+    ("finetune", "cifar100"): {"test_crop": 1.0},
+}
+
+
+@pytest.mark.parametrize("dataset", ["cifar100", "imagenet-r", "cub200", "digits"])
+@pytest.mark.parametrize("method", PROGRAMS)
+def test_the_other_methods_programs(method: str, dataset: str) -> None:
+    assert preset("paper", method, dataset, SUPERVISED) == {**PROGRAMS[method], **SPECIAL.get((method, dataset), {})}
+
+
+BUDGET = {
+    "order": "shuffled",
+    "epochs": 5,
+    "batch_size": 64,
+    "optimizer": "adam",
+    "learning_rate": 3e-3,
+    "weight_decay": 0.0,
+    "clip": 1.0,
+    "schedule": "cosine",
+    "crop_scale": [0.3, 1.0],
+    "flip": 0.5,
+    "brightness": 0.0,
+    "test_crop": 0.875,
+    "normalise": "backbone",
+}
+BUDGET_SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
+OWN_RATES: dict[str, dict[str, object]] = {
+    "caprompt": {"learning_rate": 1e-2, "projections": 10_000},
+    "coda-prompt": {"learning_rate": 1e-3},
+    "convprompt": {"learning_rate": 0.005 * 64 / 256},
+    "cprompt": {**BUDGET_SGD, "learning_rate": 0.01},
+    "inflora": {"learning_rate": 5e-4, "head_rate": 6.0},
+    "ease": {**BUDGET_SGD, "learning_rate": 0.025},
+    "ssiat": {**BUDGET_SGD, "learning_rate": 0.01, "later_share": 1.0, "align_draws": 4},
+    "ranpac": {**BUDGET_SGD, "learning_rate": 0.01},
+    "finetune": {"learning_rate": 5e-5, "head_rate": 60.0},
+}
+
+
+@pytest.mark.parametrize("dataset", ["cifar100", "digits"])
+@pytest.mark.parametrize("method", [*PROGRAMS, "caprompt", "sequential-prompt", "a-method-to-come"])
+def test_the_budget_is_the_same_for_all_but_for_the_optimiser(method: str, dataset: str) -> None:
+    assert preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **OWN_RATES.get(method, {})}
+
+
+def test_the_budget_has_the_paper_s_rate_for_the_paper_s_head() -> None:
+    assert preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 10_000}
+    given = {"classifier": "aligned", "dataset": "cifar100"}
+    assert preset_settings("budget", given)["learning_rate"] == 3e-3
+
+
+@pytest.mark.parametrize("name", ["budget", "paper"])
+def test_every_table_is_of_something_that_is_stated_here(name: str) -> None:
+    tables = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    assert tables.keys() - {"*"} <= {*PROGRAMS, "caprompt"}
+    assert {key for table in tables.values() for key in table.get("dataset", {})} <= DATASETS.keys()
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("method", registered())
+def test_every_method_can_be_built_with_every_preset_on_every_data_set(name: str, method: str) -> None:
+    """On a backbone of the size that the papers have; on `meta` nothing is computed."""
+    if name == "paper" and method not in {*PROGRAMS, "caprompt"}:
+        pytest.skip("no paper has a table of it")
+    with torch.device("meta"):
+        vit = ViT(ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072))
+    for dataset in DATASETS:
+        chosen = preset(name, method, dataset, SUPERVISED)
+        config = run_config({**chosen, "method": method, "dataset": dataset})
+        assert config.options.items() <= chosen.items()
+        assert build(method, vit, config.options).options.model_dump(exclude_unset=True).keys() == config.options.keys()
+
+
+def test_default_is_the_options_own_defaults() -> None:
+    assert names() == ["budget", "default", "paper"]
+    assert preset("default", "caprompt", "digits", SUPERVISED) == {}
+
+
+def test_unknown_presets_and_methods() -> None:
+    with pytest.raises(UnknownNameError, match="there are: budget, default, paper"):
+        preset("papr", "caprompt", "digits", SUPERVISED)
+    with pytest.raises(InputError, match="says nothing of sequential-prompt"):
+        preset("paper", "sequential-prompt", "digits", SUPERVISED)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from caprompt.reproduce.tables import Column, Figure, Line, Sheet, as_csv, as_latex, as_markdown, as_terminal
+
+SHEET = Sheet(
+    "A & B",
+    ("method",),
+    (Column("digits", "ACC"), Column("CUB200", "ACC", 1)),
+    (
+        Line(("one_|",), "published", "leaks", ("", Figure(70.25, None, 3))),
+        Line(("one_|",), "ours", "honest", (Figure(50.123, 1.5, 2), "data not at hand")),
+    ),
+    ("a note",),
+)
+
+
+def test_markdown_has_a_line_for_each_source() -> None:
+    assert as_markdown(SHEET).splitlines() == [
+        "| method | figures | protocol | digits ACC | CUB200 ACC |",
+        "| --- | --- | --- | --: | --: |",
+        "| one_/ | published | leaks | - | 70.2 |",
+        "| one_/ | ours | honest | 50.12 ± 1.50 | data not at hand |",
+    ]
+
+
+def test_csv_is_unrounded_and_says_why_there_is_none() -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(SHEET))))
+    assert [(row["figures"], row["data set"], row["mean"], row["seeds"], row["why none"]) for row in rows] == [
+        ("published", "CUB200", "70.25", "3", ""),
+        ("ours", "digits", "50.123", "2", ""),
+        ("ours", "CUB200", "", "", "data not at hand"),
+    ]
+    assert rows[1]["spread"] == "1.5"
+
+
+def test_latex_is_escaped() -> None:
+    text = as_latex(SHEET)
+    assert r"one\_| & ours & honest & 50.12 $\pm$ 1.50 & data not at hand \\" in text
+    assert r"\caption{A \& B. a note.}" in text
+    assert text.count(r"\begin") == text.count(r"\end") == 2
+
+
+def test_terminal_shows_everything() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(as_terminal(SHEET))
+    shown = console.export_text()
+    for words in ("A & B", "published", "50.12 ± 1.50", "data not at hand"):
+        assert words in shown
+
+
+def test_a_line_with_a_figure_too_few_is_refused() -> None:
+    short = Sheet("t", ("m",), SHEET.columns, (Line(("x",), "ours", "honest", (Figure(1.0),)),))
+    with pytest.raises(ValueError):
+        as_markdown(short)
