@@ -23,8 +23,9 @@ import torch
 
 from caprompt.cli import arguments
 from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.execution import read_plan, run
+from caprompt.experiments.execution import run_experiment
 from caprompt.experiments.plots import accuracy_curve
+from caprompt.experiments.run_folder import read_plan
 from caprompt.metrics import average_accuracy
 from caprompt.protocols import kind
 
@@ -44,7 +45,7 @@ def measure(row: str, order: str, folder: Path, common: dict[str, Any]) -> dict[
     given = {"dataset": "cifar100", **own, **where, **common}
     config = run_config({**preset_settings(preset, given), **given})
     began = time.perf_counter()
-    results = run(config, folder, resume=folder.exists())
+    results = run_experiment(config, folder, resume=folder.exists())
     return {
         "row": row,
         "order": order,

@@ -20,9 +20,8 @@ from measuring import RESULTS, batch, caprompt, ceilings, forward_gflop, plain_l
 from page import cpu_step
 
 from caprompt.backbones.weights import DEFAULT_BACKBONE, find_backbone
-from caprompt.engine.stepping import Step
+from caprompt.engine.trainer import Step, for_training
 from caprompt.methods.caprompt import CAPrompt
-from caprompt.utils.optimizers import for_training
 
 TASKS = 3
 CONFIG = find_backbone(DEFAULT_BACKBONE).config

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
-from caprompt.experiments.execution import Results, RunConfig, environment, run
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import run_experiment
 from caprompt.experiments.plots import accuracy_curve
+from caprompt.experiments.run_folder import Results, environment
 from caprompt.protocols import single
 
 HERE = Path(__file__).parent
@@ -35,7 +37,7 @@ def measure(method: str, options: dict[str, Any], seed: int) -> tuple[Results, f
     """One run in a folder that is thrown away, and its wall time."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        results = run(RunConfig(method=method, seed=seed, options=options), Path(folder) / "run")
+        results = run_experiment(RunConfig(method=method, seed=seed, options=options), Path(folder) / "run")
     return results, time.perf_counter() - began
 
 

@@ -20,10 +20,9 @@ from safetensors.torch import save_file
 
 from caprompt import ContinualClassifier
 from caprompt.data import load_dataset
-from caprompt.engine.stepping import Step
+from caprompt.engine.trainer import Step, for_training
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.utils.cuda_graphs import recorded
-from caprompt.utils.optimizers import for_training
 
 
 def measure(size: int, folder: Path) -> dict[str, Any]:

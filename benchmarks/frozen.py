@@ -21,9 +21,9 @@ from torch import Tensor
 from caprompt import ContinualClassifier
 from caprompt.data import Samples, load_dataset
 from caprompt.engine.inputs import Feeder
-from caprompt.methods.base import Batches, Head
+from caprompt.methods.base import Batches
+from caprompt.methods.components.heads import Head, PrototypeHead
 from caprompt.methods.components.ridge import RandomRidge
-from caprompt.methods.ncm import PrototypeHead
 
 PROJECTIONS = 8000
 

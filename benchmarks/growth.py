@@ -18,12 +18,11 @@ from page import growth
 
 from caprompt.backbones.vit import ViTConfig
 from caprompt.engine.inference import Answering
-from caprompt.engine.stepping import Step
-from caprompt.methods.base import GrowingHead
+from caprompt.engine.trainer import Step, for_training
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
+from caprompt.methods.components.heads import GrowingHead
 from caprompt.utils.cuda_graphs import recorded
-from caprompt.utils.optimizers import for_training
 
 TINY = ViTConfig(image_size=32, patch_size=8, width=64, depth=2, heads=2, mlp_width=128)
 KINDS = ("mean", "variance", "multi-centroid", "low-rank", "covariance")

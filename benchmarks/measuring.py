@@ -22,13 +22,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from caprompt.backbones.fp8 import hold_in_fp8
-from caprompt.backbones.norms import Norm
+from caprompt.backbones.layers import Norm
 from caprompt.backbones.vit import Mlp, ViT, ViTConfig
-from caprompt.experiments.execution import environment
-from caprompt.methods.caprompt import CAPrompt
-from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.experiments.run_folder import environment
+from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
 from caprompt.methods.components.prefix import Prefix
-from caprompt.methods.constraints import concave_gap, linear_loss
 
 BASE = ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072)
 RESULTS = Path(__file__).parent / "results"

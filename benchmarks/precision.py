@@ -18,7 +18,7 @@ from measuring import RESULTS, save
 from page import precision
 
 from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.execution import run
+from caprompt.experiments.execution import run_experiment
 from caprompt.reproduce.scales import backbone_title
 
 
@@ -27,7 +27,7 @@ def measured(kind: str, seed: int) -> dict[str, Any]:
     given = {"dataset": "cifar100", "backbone": args.backbone, "order": "natural", "seed": seed, "per_class": args.images}
     config = run_config({**preset_settings("budget", given), **given, "precision": kind})
     with tempfile.TemporaryDirectory() as folder:
-        results = run(config, (args.folder or Path(folder)) / f"{kind}-{seed}")
+        results = run_experiment(config, (args.folder or Path(folder)) / f"{kind}-{seed}")
     summary = results.summary()
     figures = {name: summary[name] for name in ("ACC", "AF", "task_identification")}
     return {"precision": kind, "seed": seed, **figures, "seconds": sum(task.seconds for task in results.rows)}

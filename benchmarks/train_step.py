@@ -33,10 +33,9 @@ from measuring import (
 from page import train_step
 from torch import Tensor
 
-from caprompt.engine.stepping import Step
+from caprompt.engine.trainer import Step, for_training
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.utils.cuda_graphs import Recorded
-from caprompt.utils.optimizers import for_training
 
 GFLOP = 6 * forward_gflop(BASE)  # a step of a task after the first, per image
 TASKS = 6

@@ -21,8 +21,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from caprompt.methods import transport
-from caprompt.methods.base import linear_start
+from caprompt.methods import evoprompt
+from caprompt.methods.components.heads import linear_start
 
 HERE = Path(__file__).parent
 WIDTH, TOKENS, HIDDEN = 768, 5, 16
@@ -39,11 +39,11 @@ def entropic_plan(cost: Tensor, mass: Tensor, reference_mass: Tensor) -> Tensor:
     return torch.from_numpy(plan)
 
 
-def fused(new: Pair, reference: Pair, route: transport.Route) -> Pair:
+def fused(new: Pair, reference: Pair, route: evoprompt.Route) -> Pair:
     """Half way from the reference to the aligned new weights."""
-    first = transport.alignment(new[0], reference[0], route)
+    first = evoprompt.alignment(new[0], reference[0], route)
     reordered = new[1] @ first
-    second = transport.alignment(reordered, reference[1], route, mass=new[1].abs().sum(dim=1))
+    second = evoprompt.alignment(reordered, reference[1], route, mass=new[1].abs().sum(dim=1))
     return (reference[0] + first.T @ new[0]) / 2, (reference[1] + second.T @ reordered) / 2
 
 
@@ -71,7 +71,7 @@ def measure(noise: float) -> dict[str, dict[str, float]]:
     new = down, up
     queries = torch.randn(256, WIDTH, generator=chance)
     results = {"exact": timed(lambda: fused(new, reference, "exact")), "matching": timed(lambda: fused(new, reference, "matching"))}
-    with patch.object(transport, "exact_plan", entropic_plan):
+    with patch.object(evoprompt, "exact_plan", entropic_plan):
         results["entropic"] = timed(lambda: fused(new, reference, "exact"))
     exact, before = results["exact"][0], tokens(reference, queries)
     return {

@@ -20,7 +20,7 @@ from caprompt import ContinualClassifier
 from caprompt.cli import arguments
 from caprompt.data import load_dataset
 from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.execution import readable_parts, run
+from caprompt.experiments.execution import readable_parts, run_experiment
 from caprompt.metrics import incremental_accuracies
 
 USUAL = {"dataset": "cifar100", "epochs": 8, "batch_size": 64, "validation": 0.1, "seed": 11}
@@ -32,7 +32,7 @@ def main() -> None:
     config = run_config({**preset_settings(args.preset, given), **given})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        results = run(config, Path(folder) / "run")
+        results = run_experiment(config, Path(folder) / "run")
         model = ContinualClassifier.load(Path(folder) / "run" / "model")
     curve = [round(accuracy, 1) for accuracy in incremental_accuracies(results.matrix)]
     figures = {key: round(results.summary()[key], 2) for key in ("ACC", "AF", "task_identification")}

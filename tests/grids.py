@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from caprompt.experiments.execution import PLANNED, Results, TaskResult
 from caprompt.experiments.grid import Cell
+from caprompt.experiments.run_folder import PLANNED, Results, TaskResult
 from caprompt.methods import find
 from caprompt.protocols import protocol
 from caprompt.reproduce.evidence import Evidence

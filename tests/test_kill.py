@@ -22,10 +22,10 @@ COLOURS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
 SCRIPT = """
 import sys
 from pathlib import Path
-from caprompt.experiments.execution import RunConfig, run
+from caprompt.experiments.execution import RunConfig, run_experiment
 data, backbone, out = sys.argv[1:]
 config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1, 1, 2, 1), options={options})
-run(config, Path(out), resume=True, listen=lambda event: print(type(event).__name__, flush=True))
+run_experiment(config, Path(out), resume=True, listen=lambda event: print(type(event).__name__, flush=True))
 """.replace("{options}", repr({**QUICK, "epochs": 8}))
 
 

@@ -11,7 +11,8 @@ import torch
 from helpers import tiny_vit, write_backbone, write_squares
 
 from caprompt.backbones.vit import ViTConfig
-from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGED, find_backbone, sha256_of
+from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGED, find_backbone
+from caprompt.utils.files import sha256_of
 
 TOOLS = Path(__file__).parents[1] / "tools"
 COLOURS = ["red", "green", "blue"]

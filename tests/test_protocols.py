@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from caprompt import InputError, protocols
-from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.caprompt import CAPromptOptions
 from caprompt.methods.options import Options
 
 RELEASED = CAPromptOptions(protocol="released", classifier="aligned")

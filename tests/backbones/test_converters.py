@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from caprompt.backbones.converters import CLIP_MEAN, to_timm
+from caprompt.backbones.constants import CLIP_MEAN
+from caprompt.backbones.converters import to_timm
 from caprompt.backbones.vit import ViTConfig
 from caprompt.backbones.weights import find_backbone
 from caprompt.errors import InputError

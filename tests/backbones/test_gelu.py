@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from caprompt.backbones.gelu import compact_gelu, linear_gelu
+from caprompt.backbones.layers import compact_gelu, linear_gelu
 
 X = torch.linspace(-8, 8, 4001)
 

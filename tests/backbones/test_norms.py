@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprompt.backbones.norms import Norm, compact_norm
+from caprompt.backbones.layers import Norm, compact_norm
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from caprompt.backbones.fp8 import Fp8Linear
-from caprompt.backbones.products import mapped
+from caprompt.backbones.layers import mapped
 
 
 @pytest.mark.parametrize("bias", [True, False])

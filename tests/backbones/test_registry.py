@@ -13,7 +13,7 @@ from helpers import caprompt
 from safetensors.torch import save_file
 
 from caprompt.backbones import registry
-from caprompt.backbones.converters import CLIP_MEAN
+from caprompt.backbones.constants import CLIP_MEAN
 from caprompt.backbones.registry import MODELS, file_at_hand, find_file, hub_is_reachable, model_of_file, own_folder
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, count_parameters, find_backbone, known

@@ -10,8 +10,10 @@ import pytest
 from helpers import QUICK, write_squares
 
 from caprompt.callbacks.events import CallBegan, EpochEnded, Event, TaskTested
-from caprompt.callbacks.metrics_log import LOG, Logbook, finished_epochs
-from caprompt.experiments.execution import RunConfig, run
+from caprompt.callbacks.metrics_log import LOG, Logbook
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import run_experiment
+from caprompt.experiments.run_folder import finished_epochs
 
 COLOURS = ("red", "green", "blue", "yellow")
 
@@ -47,13 +49,13 @@ def test_it_grows_while_a_run_trains(config: RunConfig, tmp_path: Path) -> None:
         if isinstance(event, (EpochEnded, TaskTested)):
             seen.append(len(lines(tmp_path / "run" / LOG)))
 
-    run(config, tmp_path / "run", listen=count)
+    run_experiment(config, tmp_path / "run", listen=count)
     assert seen == [1, 2, 3, 4, 5, 6]
     assert [line.get("epoch", "test") for line in lines(tmp_path / "run" / LOG)] == [0, 1, "test"] * 2
 
 
 def test_a_run_that_goes_on_has_every_line_once(config: RunConfig, tmp_path: Path) -> None:
-    run(config, tmp_path / "straight")
+    run_experiment(config, tmp_path / "straight")
     for stop_at in range(1, 6):
         heard = 0
 
@@ -65,11 +67,11 @@ def test_a_run_that_goes_on_has_every_line_once(config: RunConfig, tmp_path: Pat
 
         folder = tmp_path / f"stopped{stop_at}"
         with pytest.raises(KeyboardInterrupt):
-            run(config, folder, listen=stop)
+            run_experiment(config, folder, listen=stop)
         assert len(lines(folder / LOG)) == stop_at
         text = (folder / LOG).read_text()
         (folder / LOG).write_text(text[: text[:-1].rfind("\n") + 5])  # a machine that lost power may lose the end of a file
-        run(config, folder, resume=True)
+        run_experiment(config, folder, resume=True)
         assert timeless(folder / LOG) == timeless(tmp_path / "straight" / LOG)
 
 
@@ -81,14 +83,14 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from caprompt.callbacks.events import EpochEnded
-from caprompt.experiments.execution import RunConfig, run
+from caprompt.experiments.execution import RunConfig, run_experiment
 epochs = 0
 def listen(event):
     global epochs
     epochs += isinstance(event, EpochEnded)
     if epochs == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-run(RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), listen=listen)
+run_experiment(RunConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), listen=listen)
 """
 
 

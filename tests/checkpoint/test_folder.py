@@ -10,6 +10,7 @@ import torch
 from caprompt import checkpoint
 from caprompt.checkpoint.folder import Saved
 from caprompt.errors import ModelFolderError
+from caprompt.utils import files
 
 
 def saved(number: int) -> Saved:
@@ -160,8 +161,8 @@ def test_discarded_is_gone_and_half_discarded_does_not_count(tmp_path: Path) -> 
 
 
 def test_write_json_replaces_whole(tmp_path: Path) -> None:
-    checkpoint.write_json(tmp_path / "deep" / "a.json", {"x": 1})
-    checkpoint.write_json(tmp_path / "deep" / "a.json", {"x": 2})
+    files.write_json(tmp_path / "deep" / "a.json", {"x": 1})
+    files.write_json(tmp_path / "deep" / "a.json", {"x": 2})
     assert json.loads((tmp_path / "deep" / "a.json").read_text()) == {"x": 2}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.json"]
 

@@ -19,7 +19,7 @@ from caprompt import ContinualClassifier
 from caprompt.callbacks.events import Consolidating, Event, StepTaken
 from caprompt.data import Samples, read
 from caprompt.engine.inputs import Feeder
-from caprompt.utils.optimizers import trainable
+from caprompt.engine.trainer import trainable
 
 Make = Callable[..., ContinualClassifier]
 Check = Callable[[Make], None]

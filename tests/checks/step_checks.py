@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caprompt import ContinualClassifier
-from caprompt.engine.stepping import Step, make_step
+from caprompt.engine.trainer import Step, for_training, make_step
 from caprompt.methods.base import Method
-from caprompt.utils.optimizers import for_training
 
 Make = Callable[..., ContinualClassifier]
 

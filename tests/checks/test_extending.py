@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from caprompt.methods import base
+from caprompt.methods import registry
 
 sys.path.insert(0, str(Path(__file__).parent))
 import method_checks
@@ -22,11 +22,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 def name() -> Iterator[str]:
     """The example's name, known for as long as this file is tested."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    known = set(base.registered())
+    known = set(registry.registered())
     exec(compile(program, str(PAGE), "exec"), {"__name__": "caprompt_example"})
-    (new,) = set(base.registered()) - known
+    (new,) = set(registry.registered()) - known
     yield new
-    del base._REGISTRY[new]
+    del registry._REGISTRY[new]
 
 
 @pytest.mark.parametrize("check", [*method_checks.CHECKS, *step_checks.CHECKS], ids=lambda check: check.__name__[len("check_") :])

@@ -6,6 +6,7 @@ import pytest
 
 from caprompt.cli import arguments
 from caprompt.errors import InputError, OptionError
+from caprompt.experiments import config
 
 
 def test_later_assignments_win_over_the_file(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_neither_a_setting_nor_an_option() -> None:
     with pytest.raises(OptionError, match=r"unknown option 'sed' for x \(did you mean 'seed'\?\); there are: alpha, seed"):
-        arguments.divided({"sed": 1}, ["seed"], ["alpha"], "x")
+        config.divided({"sed": 1}, ["seed"], ["alpha"], "x")
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,b", "2.5"])

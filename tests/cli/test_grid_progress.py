@@ -8,8 +8,8 @@ from rich.console import Console
 
 from caprompt.callbacks.events import CallBegan, EpochEnded
 from caprompt.cli.grid_progress import GridDisplay
-from caprompt.experiments.execution import RunConfig
-from caprompt.experiments.grid import Cell, resolved
+from caprompt.experiments.config import RunConfig, resolved
+from caprompt.experiments.grid import Cell
 
 
 def test_a_line_for_each_cell_and_the_time_left(tmp_path: Path) -> None:

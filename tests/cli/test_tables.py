@@ -7,7 +7,7 @@ from rich.console import Console
 
 from caprompt import InputError
 from caprompt.cli import tables
-from caprompt.experiments.execution import Results, TaskResult
+from caprompt.experiments.run_folder import Results, TaskResult
 from caprompt.outputs import Evaluation, Prediction, Score, TaskScore
 
 

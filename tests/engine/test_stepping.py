@@ -8,10 +8,9 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from caprompt.engine.stepping import Step, make_step
+from caprompt.engine.trainer import Step, for_training, make_step
 from caprompt.methods import build
 from caprompt.methods.base import Method
-from caprompt.utils.optimizers import for_training
 
 
 def method(**options: object) -> Method:

@@ -5,11 +5,11 @@ import torch
 from helpers import TINY, same_tensors, tiny_vit
 
 from caprompt.callbacks.events import EpochEnded, Event, StepTaken
-from caprompt.engine.trainer import fit, rate_factor
+from caprompt.engine.trainer import fit, for_training, rate_factor, trainable
 from caprompt.methods import build
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
-from caprompt.utils.optimizers import for_training, state_of, trainable
+from caprompt.utils.optimizers import state_of
 
 
 def method(**options: object) -> Method:

@@ -9,8 +9,9 @@ from helpers import QUICK, write_squares
 from rich.console import Console
 
 from caprompt import InputError
+from caprompt.cli.commands.run import run_seeds
 from caprompt.errors import OptionError
-from caprompt.experiments.config import run_config, run_seeds
+from caprompt.experiments.config import run_config
 
 
 def test_flat_settings_become_a_run() -> None:

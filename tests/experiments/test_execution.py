@@ -12,7 +12,9 @@ from caprompt.callbacks.events import Event, StepTaken
 from caprompt.data import read
 from caprompt.errors import DataError, ModelFolderError, OptionError
 from caprompt.experiments.artifacts import PREDICTIONS, FinalTest
-from caprompt.experiments.execution import Results, RunConfig, exam_images, read_plan, run
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import exam_images, run_experiment
+from caprompt.experiments.run_folder import Results, read_plan
 from caprompt.methods.options import check
 
 COLOURS = ("red", "green", "blue", "yellow", "cyan")
@@ -27,7 +29,7 @@ def config(tmp_path: Path, backbone: Path) -> RunConfig:
 
 
 def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Path) -> None:
-    results = run(config, tmp_path / "run")
+    results = run_experiment(config, tmp_path / "run")
     assert [len(row) for row in results.matrix] == [1, 2, 3]
     assert [row.images for row in results.rows] == [(3,), (3, 6), (3, 6, 6)]
     assert results.finished
@@ -39,7 +41,7 @@ def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Pat
 
 
 def test_the_plan_says_what_the_run_was(config: RunConfig, tmp_path: Path) -> None:
-    run(config, tmp_path / "run")
+    run_experiment(config, tmp_path / "run")
     plan = json.loads((tmp_path / "run" / "run.json").read_text())
     assert sorted(name for task in plan["tasks"] for name in task) == sorted(COLOURS)
     assert plan["train"]["images"] == 25
@@ -54,7 +56,7 @@ def test_the_plan_says_what_the_run_was(config: RunConfig, tmp_path: Path) -> No
 
 def test_order_follows_the_seed_and_natural_order_the_names(config: RunConfig, tmp_path: Path) -> None:
     def tasks(name: str, **changes: object) -> list[str]:
-        run(config.model_copy(update=changes), tmp_path / name)
+        run_experiment(config.model_copy(update=changes), tmp_path / name)
         return [c for task in json.loads((tmp_path / name / "run.json").read_text())["tasks"] for c in task]
 
     natural = tasks("natural", order="natural")
@@ -65,11 +67,11 @@ def test_order_follows_the_seed_and_natural_order_the_names(config: RunConfig, t
 
 def test_tasks_by_name(config: RunConfig, tmp_path: Path) -> None:
     named = (("red", "cyan"), ("blue",), ("yellow", "green"))
-    assert run(config.model_copy(update={"tasks": named}), tmp_path / "run").tasks == [list(task) for task in named]
+    assert run_experiment(config.model_copy(update={"tasks": named}), tmp_path / "run").tasks == [list(task) for task in named]
 
 
 def test_validation_images_come_from_the_training_images(config: RunConfig, tmp_path: Path) -> None:
-    results = run(config.model_copy(update={"validation": 0.4}), tmp_path / "run")
+    results = run_experiment(config.model_copy(update={"validation": 0.4}), tmp_path / "run")
     plan = json.loads((tmp_path / "run" / "run.json").read_text())
     assert plan["test"]["from"] == "training images"
     assert plan["train"]["images"] + plan["test"]["images"] == 25
@@ -77,7 +79,7 @@ def test_validation_images_come_from_the_training_images(config: RunConfig, tmp_
 
 
 def test_stopped_and_resumed_is_the_same_run(config: RunConfig, tmp_path: Path) -> None:
-    straight = run(config, tmp_path / "straight")
+    straight = run_experiment(config, tmp_path / "straight")
     steps = 0
 
     def stop(event: Event) -> None:
@@ -87,21 +89,21 @@ def test_stopped_and_resumed_is_the_same_run(config: RunConfig, tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "stopped", listen=stop)
+        run_experiment(config, tmp_path / "stopped", listen=stop)
     assert not Results.load(tmp_path / "stopped").finished
     with pytest.raises(InputError, match="--resume"):
-        run(config, tmp_path / "stopped")
-    resumed = run(config, tmp_path / "stopped", resume=True)
+        run_experiment(config, tmp_path / "stopped")
+    resumed = run_experiment(config, tmp_path / "stopped", resume=True)
     assert resumed.matrix == straight.matrix
     one, other = (load_file(tmp_path / name / "model" / "state.safetensors") for name in ("straight", "stopped"))
     assert same_tensors(one, other)
-    assert run(config, tmp_path / "stopped", resume=True) == resumed
+    assert run_experiment(config, tmp_path / "stopped", resume=True) == resumed
 
 
 def test_a_run_is_resumed_only_as_what_it_was(config: RunConfig, tmp_path: Path) -> None:
-    run(config, tmp_path / "run")
+    run_experiment(config, tmp_path / "run")
     with pytest.raises(InputError, match=r"other settings \(config differs\)"):
-        run(config.model_copy(update={"seed": 3}), tmp_path / "run", resume=True)
+        run_experiment(config.model_copy(update={"seed": 3}), tmp_path / "run", resume=True)
     with pytest.raises(ModelFolderError, match="does not hold a run"):
         Results.load(tmp_path)
 
@@ -119,9 +121,9 @@ def test_a_run_of_a_newer_version_is_refused(config: RunConfig, tmp_path: Path) 
 def test_pictures_that_cannot_be_read_are_found_before_anything_is_written(config: RunConfig, tmp_path: Path) -> None:
     (Path(config.dataset) / "test" / "blue" / "bad.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"bad\.png"):
-        run(config, tmp_path / "run")
+        run_experiment(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    run(config, tmp_path / "run", skip_bad=True)
+    run_experiment(config, tmp_path / "run", skip_bad=True)
     assert "bad.png" in json.loads((tmp_path / "run" / "run.json").read_text())["skipped"][0]
 
 
@@ -129,13 +131,13 @@ def test_validation_needs_an_image_of_every_class_to_spare(config: RunConfig, tm
     for picture in sorted((Path(config.dataset) / "train" / "cyan").iterdir())[1:]:
         picture.unlink()
     with pytest.raises(DataError, match="class 'cyan' has no image to spare"):
-        run(config.model_copy(update={"validation": 0.3}), tmp_path / "run")
+        run_experiment(config.model_copy(update={"validation": 0.3}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_at_most_so_many_images_of_each_class(config: RunConfig, tmp_path: Path) -> None:
     quick = config.model_copy(update={"per_class": 2})
-    results = run(quick, tmp_path / "run")
+    results = run_experiment(quick, tmp_path / "run")
     plan = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (plan["train"]["images"], plan["test"]["images"]) == (10, 10)
     assert sum(results.rows[-1].images) == 10
@@ -143,7 +145,7 @@ def test_at_most_so_many_images_of_each_class(config: RunConfig, tmp_path: Path)
 
 
 def test_half_written_runs_and_those_of_other_versions_are_told_of(config: RunConfig, tmp_path: Path) -> None:
-    run(config, tmp_path / "run")
+    run_experiment(config, tmp_path / "run")
     results, plan = tmp_path / "run" / "results.json", tmp_path / "run" / "run.json"
     text = results.read_text()
     for broken in (text[:30], "[]", '{"rows": [{"accuracy": 1}]}'):
@@ -159,7 +161,7 @@ def test_half_written_runs_and_those_of_other_versions_are_told_of(config: RunCo
 
 
 def test_giving_the_task_away_is_marked(config: RunConfig, tmp_path: Path) -> None:
-    results = run(config.model_copy(update={"give_task": True}), tmp_path / "run")
+    results = run_experiment(config.model_copy(update={"give_task": True}), tmp_path / "run")
     assert results.rows[-1].mean_passes == 1
     for name in ("run.json", "results.json"):
         assert json.loads((tmp_path / "run" / name).read_text())["protocol"].startswith("oracle")
@@ -168,14 +170,16 @@ def test_giving_the_task_away_is_marked(config: RunConfig, tmp_path: Path) -> No
 def test_the_curve_of_a_leaking_run_has_a_title(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = []
     monkeypatch.setattr("caprompt.experiments.plots.accuracy_curve", lambda runs, path, title: titles.append(title))
-    run(config, tmp_path / "honest")
-    run(config.model_copy(update={"options": {**QUICK, "protocol": "released", "classifier": "aligned"}}), tmp_path / "released")
+    run_experiment(config, tmp_path / "honest")
+    run_experiment(
+        config.model_copy(update={"options": {**QUICK, "protocol": "released", "classifier": "aligned"}}), tmp_path / "released"
+    )
     assert titles[0] == ""
     assert "RELEASED" in titles[1]
 
 
 def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp_path: Path) -> None:
-    results = run(config.model_copy(update={"joint": True}), tmp_path / "run")
+    results = run_experiment(config.model_copy(update={"joint": True}), tmp_path / "run")
     assert results.finished
     assert [row.images for row in results.rows] == [(3, 6, 6)]
     model = ContinualClassifier.load(tmp_path / "run" / "model")
@@ -188,7 +192,7 @@ def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp
     assert json.loads((tmp_path / "run" / "results.json").read_text())["protocol"].startswith("joint")
     assert not (tmp_path / "run" / "curve.png").exists()
     assert Results.load(tmp_path / "run") == results
-    assert run(config.model_copy(update={"joint": True}), tmp_path / "run", resume=True) == results
+    assert run_experiment(config.model_copy(update={"joint": True}), tmp_path / "run", resume=True) == results
 
 
 def test_a_joint_run_has_no_task_to_give_away() -> None:
@@ -199,7 +203,7 @@ def test_a_joint_run_has_no_task_to_give_away() -> None:
 def test_what_a_kill_left_of_the_first_write_is_no_obstacle(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.next").write_text("{")
-    assert run(config, tmp_path / "run", resume=True).finished
+    assert run_experiment(config, tmp_path / "run", resume=True).finished
 
 
 def test_bad_plans_write_nothing(config: RunConfig, tmp_path: Path) -> None:
@@ -211,5 +215,5 @@ def test_bad_plans_write_nothing(config: RunConfig, tmp_path: Path) -> None:
         ({"dataset": "mnist-3d"}, InputError),
     ):
         with pytest.raises(error):
-            run(config.model_copy(update=changes), tmp_path / "run")
+            run_experiment(config.model_copy(update=changes), tmp_path / "run")
         assert not (tmp_path / "run").exists()

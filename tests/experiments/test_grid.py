@@ -20,8 +20,9 @@ from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.errors import ModelFolderError, OptionError
 from caprompt.experiments import grid
-from caprompt.experiments.execution import Results, RunConfig
-from caprompt.experiments.grid import Cell, Unwatched, failure, is_done, measured, resolved, run_cell, run_grid
+from caprompt.experiments.config import RunConfig, resolved
+from caprompt.experiments.grid import Cell, Unwatched, failure, is_done, measured, run_cell, run_grid
+from caprompt.experiments.run_folder import Results
 
 COLOURS = ("red", "green", "blue", "yellow")
 

@@ -9,8 +9,9 @@ from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.presets import HERE, names, preset, tomllib
+from caprompt.experiments.presets import HERE, names, preset
 from caprompt.methods import build, registered
+from caprompt.utils.files import read_toml
 
 SUPERVISED = "vit_base_patch16_224.orig_in21k"
 COMMON = {
@@ -186,7 +187,7 @@ def test_the_budget_has_the_paper_s_rate_for_the_paper_s_head() -> None:
 
 @pytest.mark.parametrize("name", ["budget", "paper"])
 def test_every_table_is_of_something_that_is_stated_here(name: str) -> None:
-    tables = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    tables = read_toml(HERE / f"{name}.toml")
     assert tables.keys() - {"*"} <= {*PROGRAMS, "caprompt"}
     assert {key for table in tables.values() for key in table.get("dataset", {})} <= DATASETS.keys()
 

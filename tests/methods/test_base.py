@@ -6,8 +6,7 @@ from helpers import quick_options, tiny_vit
 
 from caprompt.errors import OptionError, UnknownNameError
 from caprompt.methods import build, find, registered
-from caprompt.methods.base import GrowingHead
-from caprompt.methods.components.heads import CosineHead
+from caprompt.methods.components.heads import CosineHead, GrowingHead
 
 
 @pytest.mark.parametrize("kind", [GrowingHead, CosineHead])

@@ -7,8 +7,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt
-from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
 
 
 def made(tasks: tuple[int, ...] = (2, 1, 3), **options: object) -> CAPrompt:

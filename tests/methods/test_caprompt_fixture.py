@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.methods.caprompt import CAPrompt
-from caprompt.methods.caprompt_options import CAPromptOptions
-from caprompt.methods.constraints import concave_gap
+from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "caprompt_step.npz"
 CLOSE = {"rtol": 0, "atol": 1e-8}

@@ -6,7 +6,7 @@ import pytest
 
 from caprompt import ContinualClassifier
 from caprompt.errors import OptionError
-from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.caprompt import CAPromptOptions
 
 
 def test_what_only_concerns_prediction_may_change_on_a_trained_model() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import TINY
 
-from caprompt.methods.constraints import concave_gap, linear_loss
+from caprompt.methods.caprompt import concave_gap, linear_loss
 
 
 def test_concave_gap_is_jensens_inequality() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from caprompt.errors import DataError
-from caprompt.methods.descriptions import attributes_of, read_descriptions, similarity, words_of
+from caprompt.methods.convprompt import attributes_of, read_descriptions, similarity, words_of
 
 
 def write(folder: Path, text: str) -> Path:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from caprompt.methods.filter_bank import FilterBank
+from caprompt.methods.convprompt import FilterBank
 
 
 def made(*counts: int) -> FilterBank:

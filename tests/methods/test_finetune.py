@@ -4,9 +4,9 @@ import pytest
 import torch
 from helpers import TINY, same_tensors, tiny_vit
 
+from caprompt.engine.trainer import for_training, trainable
 from caprompt.methods.finetune import FineTune, FineTuneOptions
 from caprompt.methods.options import Options
-from caprompt.utils.optimizers import for_training, trainable
 
 IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 0, 1])

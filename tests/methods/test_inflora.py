@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.inflora import InfLoRA, InfLoRAOptions, KeyValueChange
-from caprompt.methods.protected import ProtectedSubspaces
-from caprompt.utils.optimizers import trainable
+from caprompt.engine.trainer import trainable
+from caprompt.methods.inflora import InfLoRA, InfLoRAOptions, KeyValueChange, ProtectedSubspaces
 
 SIZE = TINY.image_size
 RANK = 3

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 
+from caprompt.engine.trainer import trainable
 from caprompt.methods.linear import Linear
 from caprompt.methods.templates import PlainOptions
-from caprompt.utils.optimizers import trainable
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 

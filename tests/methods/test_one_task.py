@@ -5,8 +5,8 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 
 from caprompt.backbones.vit import Stem
-from caprompt.methods.one_task import OneTaskMethod
 from caprompt.methods.options import Options
+from caprompt.methods.templates import OneTaskMethod
 
 
 class Scaled(OneTaskMethod):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprompt.methods.protected import ProtectedSubspaces, missing_directions
+from caprompt.methods.inflora import ProtectedSubspaces, missing_directions
 
 
 def spanned(*axes: int, width: int) -> Tensor:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from caprompt.methods.task_identity import TaskIdentity
+from caprompt.methods.hide_prompt import TaskIdentity
 
 
 def made(*tasks: int, width: int = 6) -> TaskIdentity:

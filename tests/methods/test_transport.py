@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from caprompt.errors import OptionError
-from caprompt.methods.transport import alignment, exact_plan, matching_plan, require
+from caprompt.methods.evoprompt import alignment, exact_plan, matching_plan, require
 
 
 def random(*shape: int, seed: int) -> Tensor:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from helpers import QUICK, write_squares
 
-from caprompt.experiments.execution import RunConfig, run
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import run_experiment
 
 COLOURS = ("red", "green", "blue", "yellow", "cyan", "orange")
 
@@ -24,5 +25,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
         "leak": {"options": {**QUICK, "protocol": "released", "classifier": "aligned"}},
         "joint": {"joint": True},
     }.items():
-        run(usual.model_copy(update=changes), place / name)
+        run_experiment(usual.model_copy(update=changes), place / name)
     return place

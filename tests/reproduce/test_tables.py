@@ -6,7 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from caprompt.reproduce.tables import Column, Figure, Line, Sheet, as_csv, as_latex, as_markdown, as_terminal
+from caprompt.cli.tables import as_terminal
+from caprompt.reproduce.tables import Column, Figure, Line, Sheet, as_csv, as_latex, as_markdown
 
 SHEET = Sheet(
     "A & B",

@@ -7,11 +7,11 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.stepping import Step
+from caprompt.engine.trainer import Step, for_training
 from caprompt.methods import build
 from caprompt.methods.base import Method
 from caprompt.utils.cuda_graphs import Recorded, recorded
-from caprompt.utils.optimizers import for_training, set_rates
+from caprompt.utils.optimizers import set_rates
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

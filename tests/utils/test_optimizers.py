@@ -5,9 +5,10 @@ import torch
 from helpers import TINY, same_tensors, tiny_vit
 from torch import Tensor, nn
 
+from caprompt.engine.trainer import for_training, trainable
 from caprompt.methods import build as build_method
 from caprompt.methods.base import Method
-from caprompt.utils.optimizers import build, for_training, load_state, set_rates, state_of, trainable
+from caprompt.utils.optimizers import build, load_state, set_rates, state_of
 
 
 def method(**options: object) -> Method:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caprompt.backbones.products import mapped
+from caprompt.backbones.layers import mapped
 
 __all__ = ["Attention", "attend_beside"]
 

@@ -18,14 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError
 
-__all__ = ["CLIP_MEAN", "CLIP_STD", "HALF", "Converted", "infer_config", "to_timm"]
+__all__ = ["Converted", "infer_config", "to_timm"]
 
-HALF = (0.5, 0.5, 0.5)
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 CLIP_FACTS = {"norm_eps": 1e-5, "quick_gelu": True, "mean": CLIP_MEAN, "std": CLIP_STD}
 
 Weights = dict[str, Tensor]

@@ -19,24 +19,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from caprompt.backbones.converters import CLIP_MEAN, CLIP_STD, HALF
+from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "MODELS",
-    "SUFFIXES",
-    "Model",
-    "file_at_hand",
-    "find_file",
-    "model_of_file",
-    "own_folder",
-]
+__all__ = ["MODELS", "SUFFIXES", "Model", "file_at_hand", "find_file", "model_of_file", "own_folder"]
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 PATIENCE = 3  # seconds until the hub counts as out of reach
 

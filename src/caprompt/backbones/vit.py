@@ -26,9 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from caprompt.backbones.attention import Attention
-from caprompt.backbones.gelu import compact_gelu, linear_gelu
-from caprompt.backbones.norms import Norm
-from caprompt.backbones.products import mapped
+from caprompt.backbones.layers import Norm, compact_gelu, linear_gelu, mapped
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
 

@@ -14,7 +14,6 @@ from a Hugging Face config beside the file, else from the conventions of the lay
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import pickle
 import re
@@ -30,10 +29,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from caprompt.backbones.constants import IMAGENET_MEAN, IMAGENET_STD
 from caprompt.backbones.converters import infer_config, to_timm
-from caprompt.backbones.registry import IMAGENET_MEAN, IMAGENET_STD, MODELS, SUFFIXES, file_at_hand, find_file, model_of_file
+from caprompt.backbones.registry import MODELS, SUFFIXES, file_at_hand, find_file, model_of_file
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.errors import InputError, UnknownNameError
+from caprompt.utils.files import first_line, read_json, sha256_of
 
 __all__ = [
     "DEFAULT_BACKBONE",
@@ -45,7 +46,6 @@ __all__ = [
     "find_backbone",
     "known",
     "read_backbone",
-    "sha256_of",
 ]
 
 DEFAULT_BACKBONE = "vit_mini_patch8_64.tin200_distilled"
@@ -173,15 +173,6 @@ def three(values: Sequence[float]) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def read_tensors(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """(what the file holds by name, its safetensors metadata)."""
     reader, kind = {
@@ -240,19 +231,3 @@ def beside(path: Path) -> dict[str, Any]:
         "std": images.get("image_std"),
     }
     return {key: value for key, value in told.items() if value is not None}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"'{path}' is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
-
-
-def first_line(error: Exception) -> str:
-    """The beginning of an error of someone else's."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__

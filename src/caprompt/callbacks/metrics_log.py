@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from caprompt import checkpoint, metrics
+from caprompt import metrics
 from caprompt.callbacks.events import CallBegan, EpochEnded, Event, TaskTested
-from caprompt.checkpoint.model import IN_PROGRESS, call_was_stopped
 from caprompt.metrics import Matrix
+from caprompt.utils import files
 
-__all__ = ["LOG", "Logbook", "finished_epochs"]
+__all__ = ["LOG", "Logbook"]
 
 LOG = "metrics.jsonl"
 
@@ -34,7 +34,7 @@ class Logbook:
         lines = [{"task": record["call"] + 1, **{key: record[key] for key in record if key != "call"}} for record in epochs]
         lines += [figures_of(matrix[: task + 1]) for task in range(len(matrix))]
         # A stable sort: the epochs of a task, then its test.
-        checkpoint.write_bytes(path, "".join(map(_line, sorted(lines, key=lambda line: int(line["task"])))).encode())
+        files.write_bytes(path, "".join(map(_line, sorted(lines, key=lambda line: int(line["task"])))).encode())
 
     def __call__(self, event: Event) -> None:
         """Write down one event, if it is worth a line."""
@@ -60,14 +60,6 @@ def figures_of(matrix: Matrix) -> dict[str, Any]:
     """
     figures = {"ACC": metrics.average_accuracy(matrix), "AF": metrics.forgetting(matrix)}
     return {"task": len(matrix), **{name: round(value, 4) for name, value in figures.items()}, "accuracies": list(matrix[-1])}
-
-
-def finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
-    """The epochs behind what lies in a model folder, those of a call that was stopped among them."""
-    for place in (model_folder / IN_PROGRESS, model_folder):
-        if checkpoint.exists(place) and (place == model_folder or call_was_stopped(model_folder)):
-            return list(checkpoint.read(place).metrics)
-    return []
 
 
 def _line(value: Mapping[str, Any]) -> str:

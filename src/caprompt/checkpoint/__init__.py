@@ -1,33 +1,7 @@
-"""Model folders on disk."""
+"""Model folders on disk: their format (`folder`), and what a saved model and a stopped call mean (`model`)."""
 
 from __future__ import annotations
 
-from caprompt.checkpoint.folder import (
-    CONFIG,
-    FORMAT,
-    STATE,
-    Saved,
-    commit,
-    discard,
-    exists,
-    read,
-    read_config,
-    write,
-    write_bytes,
-    write_json,
-)
+from caprompt.checkpoint.folder import CONFIG, FORMAT, STATE, Saved, discard, exists, read, read_config, write
 
-__all__ = [
-    "CONFIG",
-    "FORMAT",
-    "STATE",
-    "Saved",
-    "commit",
-    "discard",
-    "exists",
-    "read",
-    "read_config",
-    "write",
-    "write_bytes",
-    "write_json",
-]
+__all__ = ["CONFIG", "FORMAT", "STATE", "Saved", "discard", "exists", "read", "read_config", "write"]

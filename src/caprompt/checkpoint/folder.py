@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +25,9 @@ from torch import Tensor
 
 from caprompt import __version__
 from caprompt.errors import ModelFolderError
+from caprompt.utils.files import commit, current_path, encode_json, finish_commit
 
-__all__ = ["FORMAT", "Saved", "commit", "discard", "exists", "read", "read_config", "write", "write_bytes", "write_json"]
+__all__ = ["FORMAT", "Saved", "discard", "exists", "read", "read_config", "write"]
 
 FORMAT = 2  # since 2, a regression's sums are saved by half
 T = TypeVar("T")
@@ -47,13 +47,13 @@ class Saved:
 
 def exists(folder: Path) -> bool:
     """Is there a finished model in this folder?"""
-    return _current(folder, CONFIG).is_file()
+    return current_path(folder, CONFIG).is_file()
 
 
 def write(folder: Path, saved: Saved) -> None:
     """Make `saved` the folder's content, atomically."""
     files = {
-        CLASSES: _json(saved.classes),
+        CLASSES: encode_json(saved.classes),
         METRICS: "".join(json.dumps(record) + "\n" for record in saved.metrics).encode(),
         STATE: dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in saved.tensors.items()}),
     }
@@ -63,7 +63,7 @@ def write(folder: Path, saved: Saved) -> None:
         **saved.config,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    commit(folder, {**files, CONFIG: _json({**config, "sha256": _fingerprint(config)})})
+    commit(folder, {**files, CONFIG: encode_json({**config, "sha256": _fingerprint(config)})})
 
 
 def read(folder: Path) -> Saved:
@@ -100,65 +100,19 @@ def _read(folder: Path) -> Saved:
         raise ModelFolderError(f"the model in '{folder}' cannot be read: {error}") from error
 
 
-def commit(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace files of a folder together: after a kill, all of them are the old ones or all are the new ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _finish(folder)
-    draft = folder / ".next"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    for name, content in files.items():
-        _write_through(draft / name, content)
-    draft.rename(folder / ".ready")
-    _finish(folder)
-
-
 def discard(folder: Path) -> None:
     """Remove a model folder; one that is half removed does not count as a model."""
     if folder.is_dir():
-        _finish(folder)
+        finish_commit(folder)
         (folder / CONFIG).unlink(missing_ok=True)
         shutil.rmtree(folder)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace one JSON file atomically."""
-    write_bytes(path, _json(value))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace one file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.next")
-    _write_through(draft, content)
-    draft.replace(path)
-
-
-def _finish(folder: Path) -> None:
-    ready = folder / ".ready"
-    if ready.is_dir():
-        for path in sorted(ready.iterdir()):
-            path.replace(folder / path.name)
-        ready.rmdir()
-
-
-def _current(folder: Path, name: str) -> Path:
-    ready = folder / ".ready" / name
-    return ready if ready.is_file() else folder / name
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _checked_config(folder: Path) -> dict[str, Any]:
     if not exists(folder):
         raise ModelFolderError(f"'{folder}' does not hold a caprompt model (no {CONFIG} there)")
     try:
-        config: dict[str, Any] = json.loads(_current(folder, CONFIG).read_bytes())
+        config: dict[str, Any] = json.loads(current_path(folder, CONFIG).read_bytes())
         version = int(config["format"])
         own_digest = config.pop("sha256", None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -173,7 +127,7 @@ def _checked_config(folder: Path) -> dict[str, Any]:
 
 
 def _checked_file(folder: Path, name: str, digest: str) -> bytes:
-    path = _current(folder, name)
+    path = current_path(folder, name)
     if not path.is_file():
         raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a copy")
     content = path.read_bytes()
@@ -184,7 +138,3 @@ def _checked_file(folder: Path, name: str, digest: str) -> bytes:
 
 def _fingerprint(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

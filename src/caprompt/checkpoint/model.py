@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from caprompt import checkpoint, methods
-from caprompt.backbones.weights import Backbone, available, find_backbone, sha256_of
+from caprompt.backbones.weights import Backbone, available, find_backbone
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.methods.options import check
 from caprompt.utils.devices import FP8, has_float8
+from caprompt.utils.files import sha256_of
 
 __all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "options_on", "saved_options", "stopped_call", "tensors_under"]
 

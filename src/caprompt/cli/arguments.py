@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from caprompt.errors import InputError, OptionError, did_you_mean
+from cyclopts import Parameter
+
+from caprompt.errors import OptionError
+from caprompt.utils.files import read_toml
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
-__all__ = ["divided", "gathered", "parse_tasks", "parse_value"]
+__all__ = ["AsJson", "Config", "Cycles", "Device", "Set", "SkipBad", "gathered", "parse_cycles", "parse_tasks", "parse_value"]
+
+Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
+Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
+Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
+SkipBad = Annotated[bool, Parameter(help="Go on without images that cannot be read, and list them.")]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for machines.")]
+Cycles = Annotated[str | None, Parameter(help="Passes per image: a number, or auto.")]
 
 
 def gathered(config: Path | None, assignments: Iterable[str]) -> dict[str, Any]:
@@ -25,16 +35,6 @@ def gathered(config: Path | None, assignments: Iterable[str]) -> dict[str, Any]:
     {'epochs': 3, 'cycles': 'auto'}
     """
     return {**(read_toml(config) if config else {}), **dict(parse_assignment(text) for text in assignments)}
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A flat TOML file of settings."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the configuration file '{path}' cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"'{path}' is not valid TOML: {error}") from error
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -78,16 +78,6 @@ def parse_tasks(text: str) -> int | tuple[int, ...] | tuple[tuple[str, ...], ...
     return sizes[0] if len(sizes) == 1 else sizes
 
 
-def divided(
-    settings: Mapping[str, Any], own: Sequence[str], options: Sequence[str], owner: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide flat settings into a command's own and the method's options; a name that is neither gets a hint.
-
-    >>> divided({"seed": 1, "epochs": 2}, ["seed"], ["epochs"], "caprompt")
-    ({'seed': 1}, {'epochs': 2})
-    """
-    known = sorted({*own, *options})
-    for key in settings:
-        if key not in known:
-            raise OptionError(f"unknown option '{key}' for {owner}{did_you_mean(key, known)}; there are: {', '.join(known)}")
-    return ({k: v for k, v in settings.items() if k in own}, {k: v for k, v in settings.items() if k not in own})
+def parse_cycles(text: str | None) -> dict[str, Any]:
+    """Return the options that `--cycles` stands for."""
+    return {} if text is None else {"cycles": parse_value(text)}

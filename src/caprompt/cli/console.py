@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-__all__ = ["err", "out", "tell_skipped", "tell_warnings"]
+from caprompt.protocols import warning
+
+if TYPE_CHECKING:
+    from caprompt.classifier import ContinualClassifier
+
+__all__ = ["err", "out", "tell_skipped", "tell_warnings", "warn_of"]
 
 # Names of files and classes are printed as they are: square brackets are no markup, colons no emoji.
 out = Console(markup=False, emoji=False, highlight=False)
@@ -23,3 +29,10 @@ def tell_warnings(sentences: Sequence[str]) -> None:
     """Say what casts doubt on the figures, a line each."""
     for sentence in sentences:
         err.print(f"warning: {sentence}", style="bold yellow", soft_wrap=True)
+
+
+def warn_of(model: ContinualClassifier) -> dict[str, str]:
+    """Say so on stderr if a model's answers leak; returns the mark that its JSON gets."""
+    sentence = warning(model.method.options)
+    tell_warnings([sentence] if sentence else [])
+    return {"protocol": "released"} if sentence else {}

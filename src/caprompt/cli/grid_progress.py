@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from caprompt.callbacks.events import CallBegan, EpochEnded, Event
-from caprompt.experiments.execution import Results
 from caprompt.experiments.grid import Cell
+from caprompt.experiments.run_folder import Results
 
 __all__ = ["GridDisplay", "time_left"]
 

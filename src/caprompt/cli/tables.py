@@ -11,10 +11,11 @@ from rich.table import Table
 
 from caprompt.metrics import forgetting, incremental_accuracies
 from caprompt.protocols import in_percent, single
+from caprompt.reproduce.tables import PUBLISHED, Sheet
 
 if TYPE_CHECKING:
     from caprompt.experiments.audit import Audit
-    from caprompt.experiments.execution import Results
+    from caprompt.experiments.run_folder import Results
     from caprompt.outputs import Evaluation, Prediction
 
 SHORT = {
@@ -24,7 +25,7 @@ SHORT = {
     "task_identification": "task id",
 }
 
-__all__ = ["audit_table", "evaluation_table", "listing", "prediction_table", "run_table", "seeds_table"]
+__all__ = ["as_terminal", "audit_table", "evaluation_table", "listing", "prediction_table", "run_table", "seeds_table"]
 
 
 def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -91,3 +92,14 @@ def audit_table(audit: Audit) -> Table:
     ]
     columns = ["arrangement", "accuracy", "ACC", "changed answers", "largest difference"]
     return listing(in_percent(f"audit of {audit.images} images", audit.protocol), columns, rows)
+
+
+def as_terminal(sheet: Sheet) -> Table:
+    """With rich."""
+    table = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
+    words = len(sheet.heads) + 2
+    for number, heading in enumerate(sheet.headings):
+        table.add_column(heading, justify="left" if number < words else "right")
+    for line, row in zip(sheet.lines, sheet.rows(), strict=True):
+        table.add_row(*row, style="dim" if line.source == PUBLISHED else None)
+    return table

@@ -18,9 +18,9 @@ from caprompt.data.class_names import check_class_name, natural_key
 from caprompt.data.images import IMAGE_SUFFIXES, Picture
 from caprompt.data.samples import Samples
 from caprompt.data.validation import verified
-from caprompt.errors import DataError
+from caprompt.errors import DataError, InputError
 
-__all__ = ["Samples", "Source", "check_class_name", "read", "verified"]
+__all__ = ["Samples", "Source", "check_class_name", "pictures_in", "read", "verified"]
 
 _KINDS = ", ".join(sorted(IMAGE_SUFFIXES))
 
@@ -140,3 +140,19 @@ def _label(label: Any, number: int) -> str:
     if isinstance(label, (str, int, np.integer)):
         return str(label)
     raise DataError(f"label {number} is a {type(label).__name__}; labels are names or whole numbers")
+
+
+def pictures_in(places: Sequence[Path]) -> list[Path]:
+    """Image files, and those in folders at any depth."""
+    if not places:
+        raise InputError("no image was given; name files or folders of them")
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            inside = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+            if not inside:
+                raise DataError(f"there is no image in the folder '{place}'")
+            found.extend(inside)
+        else:
+            found.append(place)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from caprompt.backbones.registry import IMAGENET_MEAN, IMAGENET_STD
+from caprompt.backbones.constants import CIFAR100, IMAGENET_MEAN, IMAGENET_STD, UNCHANGED
 from caprompt.backbones.weights import Backbone
 from caprompt.data.gpu_cache import PixelBank
 from caprompt.data.image_cache import ImageStore
@@ -20,8 +20,6 @@ from caprompt.utils.random import derive
 
 __all__ = ["Feeder", "Repeatable"]
 
-UNCHANGED: tuple[Colour, Colour] = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-CIFAR100: tuple[Colour, Colour] = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 
 DECODE_FACTOR = 4  # photos are kept at most this many times as large as the network's input
 

@@ -11,16 +11,41 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caprompt.callbacks.events import EpochEnded, Listener, StepTaken, silent
-from caprompt.engine.stepping import make_step
 from caprompt.errors import CapromptError
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
 from caprompt.utils import optimizers
+from caprompt.utils.cuda_graphs import recorded
+from caprompt.utils.optimizers import build
 
-__all__ = ["fit", "rate_factor"]
+__all__ = ["Step", "fit", "for_training", "make_step", "rate_factor", "trainable"]
+
+
+class Step:
+    """A function of images (B, 3, S, S) and labels (B,) that changes the method; it returns the parts of the loss."""
+
+    def __init__(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
+        self.method = method
+        self.optimizer = optimizer
+        self.parameters = trainable(method)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        losses = self.method.loss(images, labels)
+        self.optimizer.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+        if self.method.options.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.method.options.clip)
+        self.optimizer.step()
+        return {name: loss.detach() for name, loss in losses.items()}
+
+
+def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
+    """The step, recorded on a GPU where the method allows it."""
+    step = Step(method, optimizer)
+    return recorded(step, method.device) if method.replayable else step
 
 
 def fit(
@@ -36,7 +61,7 @@ def fit(
     options, epochs, device = method.options, method.epochs, method.device
     if not epochs:
         return  # nothing is trained in this task, so there may be nothing to optimise
-    optimizer = optimizers.for_training(method)
+    optimizer = for_training(method)
     if optimizer_tensors:
         optimizers.load_state(optimizer, optimizer_tensors)
     step = make_step(method, optimizer)
@@ -72,3 +97,18 @@ def rate_factor(options: Options, epoch: int, epochs: int) -> float:
     if options.schedule == "step" and epoch >= round(options.step_at * epochs):
         return 0.1
     return 1.0
+
+
+def trainable(method: Method) -> list[nn.Parameter]:
+    """The parameters that learn in the current task."""
+    return [parameter for parameter in method.parameters() if parameter.requires_grad]
+
+
+def for_training(method: Method) -> torch.optim.Optimizer:
+    """The optimiser of one task: a group for the head and one for all else that learns."""
+    options, head, learning = method.options, set(method.trained_head.parameters()), trainable(method)
+    groups = [
+        ([parameter for parameter in learning if parameter not in head], options.learning_rate),
+        ([parameter for parameter in learning if parameter in head], options.learning_rate * options.head_rate),
+    ]
+    return build(options.optimizer, groups, momentum=options.momentum, weight_decay=options.weight_decay)

@@ -26,11 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprompt import checkpoint, protocols
+from caprompt import protocols
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.engine.inference import batch_for
 from caprompt.engine.inputs import Feeder
+from caprompt.utils import files
 
 __all__ = ["COST", "PREDICTIONS", "FinalTest", "begin", "keep"]
 
@@ -55,7 +56,7 @@ class FinalTest:
         content = io.BytesIO()
         arrays = {name: np.asarray(value) for name, value in vars(self).items()}
         np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # its other keyword is no array
-        checkpoint.write_bytes(path, content.getvalue())
+        files.write_bytes(path, content.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> FinalTest:
@@ -70,7 +71,7 @@ def keep(folder: Path, model: ContinualClassifier, test: Samples, give_task: boo
     """Test once more, image by image, and write both files."""
     found, seconds = answered(model, test, give_task)
     found.save(folder / PREDICTIONS)
-    checkpoint.write_json(folder / COST, cost(model, len(test), seconds))
+    files.write_json(folder / COST, cost(model, len(test), seconds))
 
 
 def answered(model: ContinualClassifier, test: Samples, give_task: bool) -> tuple[FinalTest, float]:

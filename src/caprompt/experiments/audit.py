@@ -7,8 +7,10 @@ and by task, and shuffled, and counts the answers that change. For an honest mod
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,17 @@ from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.data.sources import Source
 from caprompt.engine.inputs import Feeder
-from caprompt.protocols import HONEST, protocol
+from caprompt.errors import InputError
+from caprompt.experiments import data_warnings
+from caprompt.protocols import HONEST, protocol, single
+from caprompt.utils import files
 
-__all__ = ["Arrangement", "Audit", "audit"]
+__all__ = ["AUDIT", "Arrangement", "Audit", "above_joint", "audit", "doubts_about", "images_of", "joint_figures", "keep_with_run"]
 
 ROUNDING = 1e-4  # of a probability: a change of label within this is a tie, not a dependence
 BATCH = 64
+
+AUDIT = "audit.json"
 
 
 @dataclass(frozen=True)
@@ -117,3 +124,77 @@ def changed(alone: Tensor, together: Tensor) -> int:
     before, after = alone.argmax(dim=1), together.argmax(dim=1)
     lead = alone.gather(1, before[:, None]) - alone.gather(1, after[:, None])  # by how much the lost answer led
     return int(((before != after) & (lead.squeeze(1) > ROUNDING)).sum())
+
+
+def images_of(source: str, train: str | None) -> tuple[Samples, Samples | None]:
+    """The images to test with, and those to look for them among, if they are known."""
+    from caprompt.data import load_dataset, read
+    from caprompt.data.datasets.registry import DATASETS
+
+    if source in DATASETS:
+        data = load_dataset(source)
+        return data.test, read(train) if train else data.train
+    return read(source), read(train) if train else None
+
+
+def doubts_about(
+    model: ContinualClassifier, folder: Path, source: str, test: Samples, trained_on: Samples | None
+) -> list[str | None]:
+    """What the images and the backbone's past say about the figures."""
+    from caprompt.data.datasets.registry import DATASETS
+    from caprompt.data.duplicates import occurring
+
+    dataset = source if source in DATASETS else dataset_of(folder)
+    repeated = len(occurring(test, trained_on)) if trained_on else 0
+    return [data_warnings.repeated_images(repeated, len(test)), data_warnings.labels_seen(model.backbone.name, dataset)]
+
+
+def dataset_of(folder: Path) -> str:
+    """The data set that a run, whose model this is, was on; "" for a model that stands for itself."""
+    try:
+        return str(json.loads((folder.resolve().parent / "run.json").read_text(encoding="utf-8"))["config"]["dataset"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def keep_with_run(model: Path, document: dict[str, Any]) -> None:
+    """Write the audit of a run's model into the run's folder, with the hash of what was audited: a report shows it."""
+    from caprompt import checkpoint
+
+    home = model.resolve().parent
+    if (home / "run.json").is_file():
+        state = checkpoint.read_config(model)["files"][checkpoint.STATE]
+        files.write_json(home / AUDIT, {**document, "state": state})
+
+
+def joint_figures(place: Path, model: ContinualClassifier) -> dict[str, float]:
+    """What a joint run reached; one of another method, backbone, protocol or other classes is refused."""
+    from caprompt.experiments.run_folder import Results, read_plan
+    from caprompt.protocols import protocol
+
+    folder = place.parent if place.is_file() else place
+    try:
+        plan, results = read_plan(folder), Results.load(folder)
+        theirs = plan["config"]["method"], plan["backbone"]["sha256"], sorted(name for task in results.tasks for name in task)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"'{place}' does not hold a run that can be compared with") from error
+    if len(results.tasks) != 1 or not results.finished:
+        raise InputError(f"the run in '{place}' is no finished joint training; give one that learned all classes in one task")
+    ours = model.method.name, model.backbone.sha256, sorted(model.classes)
+    for what, one, other in zip(("method", "backbone", "set of classes"), theirs, ours, strict=True):
+        if one != other:
+            raise InputError(f"the joint run in '{place}' cannot be compared with this model: it has another {what}")
+    single([results.protocol, protocol(model.method.options)])
+    return results.summary()
+
+
+def above_joint(found: Audit, joint: dict[str, float], place: str) -> str | None:
+    """What to say where a model does better, in whatever arrangement, than the same method with all classes at once."""
+    best = max(found.arrangements, key=lambda each: each.average_accuracy)
+    pooled = max(each.accuracy for each in found.arrangements)
+    if best.average_accuracy <= joint["ACC"] and pooled <= joint["pooled"]:
+        return None
+    return (
+        f"ACC {best.average_accuracy:.2f} and accuracy {pooled:.2f} against {joint['ACC']:.2f} and {joint['pooled']:.2f} of joint "
+        f"training in '{place}': learning piece by piece should not do better ({best.name})"
+    )

@@ -2,71 +2,59 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from itertools import count
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from rich.console import Console
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from caprompt import methods
-from caprompt.callbacks.events import Listener, together
-from caprompt.callbacks.progress_bar import Display
-from caprompt.callbacks.tensorboard import Board
-from caprompt.callbacks.terminal_curve import Watch
-from caprompt.cli import arguments
-from caprompt.cli.console import err, tell_skipped, tell_warnings
-from caprompt.cli.tables import run_table, seeds_table
-from caprompt.errors import InputError, OptionError
-from caprompt.experiments.execution import Results, RunConfig, read_plan, run
+from caprompt.backbones.weights import DEFAULT_BACKBONE
+from caprompt.data.datasets.registry import DATASETS
+from caprompt.errors import OptionError, did_you_mean
 from caprompt.experiments.presets import preset
+from caprompt.methods import find
 from caprompt.methods.components.batch_leak import ReleasedOptions
 from caprompt.methods.options import check
-from caprompt.protocols import kind, single
 
-__all__ = ["run_config", "run_seeds"]
-
-RUNS = Path("runs")
+__all__ = ["RunConfig", "divided", "recommended", "resolved", "run_config"]
 
 
-def run_seeds(
-    given: Mapping[str, Any],
-    preset_name: str,
-    seeds: int,
-    folder: Path | None,
-    resume: bool,
-    skip_bad: bool,
-    device: str,
-    console: Console,
-    *,
-    watch: bool = False,
-    tensorboard: bool = False,
-) -> list[Results]:
-    """Run one experiment per seed and print what came out; with `watch` also the accuracy curve after each task."""
-    if seeds < 1:
-        raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
-    config = run_config({**preset_settings(preset_name, given), **given})
-    found: dict[int, Results] = {}
-    for seed in range(config.seed, config.seed + seeds):
-        seeded = config.model_copy(update={"seed": seed})
-        home = run_folder(seeded, folder, resume, several=seeds > 1)
-        others: list[Listener] = [Watch(console)] if watch else []
-        if tensorboard:
-            others.append(Board(home / "tensorboard"))
-        with Display(err) as display:
-            listen = together(display, *others)
-            found[seed] = run(seeded, home, resume=resume, skip_bad=skip_bad, device=device, listen=listen)
-        plan = read_plan(home)
-        tell_skipped(plan["skipped"])
-        tell_warnings(plan.get("warnings", []))
-        console.print(run_table(found[seed]))
-        console.print(f"saved in {home}", soft_wrap=True)
-    console.print(seeds_table(found))
-    console.print(f"{title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
-    protocol = single(results.protocol for results in found.values())
-    console.print(f"protocol {protocol}", style="dim" if kind(protocol) == "honest" else "bold yellow")
-    return list(found.values())
+class RunConfig(BaseModel):
+    """What a run is made of. Options of the method stand in `options`; the data set may recommend some, the caller's win."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str = Field("digits", description="a data set's name, or a folder or CSV of images")
+    method: str = Field("caprompt", description="a method's name")
+    backbone: str = Field(DEFAULT_BACKBONE, description="a backbone's name or file")
+    seed: int = Field(0, ge=0, description="class order, initialisation, batches and augmentation follow from it")
+    tasks: int | tuple[int, ...] | tuple[tuple[str, ...], ...] | None = Field(
+        None, description="number of tasks, their sizes, or their class names"
+    )
+    order: Literal["shuffled", "natural"] = Field("shuffled", description="class order: by seed, or as the names sort")
+    validation: float = Field(0.0, ge=0, lt=1, description="test on this share of the training images instead of the test images")
+    give_task: bool = Field(
+        False, description="tell the method each test image's true task (the paper's appendix); not a fair test"
+    )
+    per_class: int | None = Field(
+        None, ge=1, description="use at most this many training images of each class, and as many test images; for quick trials"
+    )
+    joint: bool = Field(False, description="learn all classes at once, the upper bound; test by the tasks they would have come in")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="options of the method")
+
+    @field_validator("joint")
+    @classmethod
+    def gives_no_task(cls, value: bool, info: ValidationInfo) -> bool:
+        """Classes that are learned at once are one task, so there is none to give away."""
+        if value and info.data.get("give_task"):
+            raise ValueError("there is no task to give away (give_task) where all classes are one")
+        return value
+
+
+def recommended(options: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Those of a data set's recommended options that this method has."""
+    known = find(method).options_class.model_fields
+    return {name: value for name, value in options.items() if name in known}
 
 
 def preset_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +69,7 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
     method = str(given.get("method", RunConfig.model_fields["method"].default))
     given = checked_protocol(given, method)
     own = [name for name in RunConfig.model_fields if name != "options"]
-    chosen, options = arguments.divided(given, own, list(methods.find(method).options_class.model_fields), owner=method)
+    chosen, options = divided(given, own, list(methods.find(method).options_class.model_fields), owner=method)
     check(methods.find(method).options_class, options, owner=method)
     return check(RunConfig, {**chosen, "options": options}, owner="run")
 
@@ -96,49 +84,26 @@ def checked_protocol(given: Mapping[str, Any], method: str) -> Mapping[str, Any]
     return {name: value for name, value in given.items() if name != "protocol"}
 
 
-def run_folder(config: RunConfig, given: Path | None, resume: bool, several: bool) -> Path:
-    """Where a run is kept: the given folder, or one named after the run, numbered where that is taken.
+def divided(
+    settings: Mapping[str, Any], own: Sequence[str], options: Sequence[str], owner: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide flat settings into a command's own and the method's options; a name that is neither gets a hint.
 
-    With `resume`, the unfinished run like this; among several seeds also a finished one (there is nothing left to do)
-    or, for a seed that was not begun, a new one.
+    >>> divided({"seed": 1, "epochs": 2}, ["seed"], ["epochs"], "caprompt")
+    ({'seed': 1}, {'epochs': 2})
     """
-    if given is not None:
-        return given / f"seed{config.seed}" if several else given
-    earlier: list[Path] = []
-    for place in places(config):
-        if not place.exists():
-            break
-        if same_run(place, config):
-            earlier.append(place)
-    if not resume:
-        return place
-    unfinished = [folder for folder in earlier if not Results.load(folder).finished]
-    if unfinished:
-        return unfinished[-1]
-    if not several:
-        raise InputError(f"there is no unfinished run like this under '{RUNS}'; start it without --resume")
-    return earlier[-1] if earlier else place
+    known = sorted({*own, *options})
+    for key in settings:
+        if key not in known:
+            raise OptionError(f"unknown option '{key}' for {owner}{did_you_mean(key, known)}; there are: {', '.join(known)}")
+    return ({k: v for k, v in settings.items() if k in own}, {k: v for k, v in settings.items() if k not in own})
 
 
-def places(config: RunConfig) -> Iterator[Path]:
-    """The names that runs like this get, one after another."""
-    backbone = Path(config.backbone).name.removesuffix(".safetensors")
-    name = f"{Path(config.dataset).stem}-{title(config)}-{backbone}-seed{config.seed}"
-    yield RUNS / name
-    for number in count(2):
-        yield RUNS / f"{name}-{number}"
-
-
-def title(config: RunConfig) -> str:
-    """The method of a run, whether it leaks, and whether it is the joint upper bound."""
-    marks = {"released": config.options.get("protocol") == "released", "joint": config.joint}
-    return "-".join([config.method, *(mark for mark, holds in marks.items() if holds)])
-
-
-def same_run(folder: Path, config: RunConfig) -> bool:
-    """Was the run in this folder started with this configuration?"""
-    try:
-        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(before == json.loads(config.model_dump_json()))
+def resolved(config: RunConfig) -> RunConfig:
+    """The same run with nothing left to defaults: every option of the method, and the number of tasks."""
+    data = DATASETS.get(config.dataset)
+    options_class = find(config.method).options_class
+    given = {**recommended(data.options if data else {}, config.method), **config.options}
+    options = check(options_class, given, owner=config.method).model_dump(mode="json")
+    tasks = config.tasks if config.tasks is not None or data is None else data.tasks
+    return config.model_copy(update={"options": options, "tasks": tasks})

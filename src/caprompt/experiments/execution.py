@@ -14,140 +14,30 @@ and can be stopped at any moment and resumed to the same end. Test images are lo
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-
-from caprompt import __version__, checkpoint, metrics, protocols
-from caprompt.backbones.weights import DEFAULT_BACKBONE
+from caprompt import checkpoint, protocols
 from caprompt.callbacks.events import Listener, TaskTested, silent, together
-from caprompt.callbacks.metrics_log import LOG, Logbook, finished_epochs
+from caprompt.callbacks.metrics_log import LOG, Logbook
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Dataset, Samples, load_dataset
 from caprompt.data.duplicates import occurring
 from caprompt.data.image_cache import ImageStore
 from caprompt.data.tasks import class_order, hold_out, split_tasks
 from caprompt.data.validation import verified
-from caprompt.errors import DataError, InputError, ModelFolderError
+from caprompt.errors import DataError, InputError
 from caprompt.experiments import artifacts, data_warnings
-from caprompt.methods import find
+from caprompt.experiments.config import RunConfig, recommended
+from caprompt.experiments.run_folder import FORMAT, Results, TaskResult, check_same_plan, environment, finished_epochs, is_vacant
+from caprompt.utils import files
 
-__all__ = ["FORMAT", "Results", "RunConfig", "exam_images", "parts", "read_plan", "recommended", "run"]
-
-FORMAT = 1  # of a run folder
-PLANNED = {"config", "options", "backbone", "tasks", "train", "test", "protocol", "environment"}  # what every run.json has
-REMEDY = "remove the folder and run it again, or read it with the version that wrote it"
+__all__ = ["exam_images", "parts", "run_experiment"]
 
 
-class RunConfig(BaseModel):
-    """What a run is made of. Options of the method stand in `options`; the data set may recommend some, the caller's win."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dataset: str = Field("digits", description="a data set's name, or a folder or CSV of images")
-    method: str = Field("caprompt", description="a method's name")
-    backbone: str = Field(DEFAULT_BACKBONE, description="a backbone's name or file")
-    seed: int = Field(0, ge=0, description="class order, initialisation, batches and augmentation follow from it")
-    tasks: int | tuple[int, ...] | tuple[tuple[str, ...], ...] | None = Field(
-        None, description="number of tasks, their sizes, or their class names"
-    )
-    order: Literal["shuffled", "natural"] = Field("shuffled", description="class order: by seed, or as the names sort")
-    validation: float = Field(0.0, ge=0, lt=1, description="test on this share of the training images instead of the test images")
-    give_task: bool = Field(
-        False, description="tell the method each test image's true task (the paper's appendix); not a fair test"
-    )
-    per_class: int | None = Field(
-        None, ge=1, description="use at most this many training images of each class, and as many test images; for quick trials"
-    )
-    joint: bool = Field(False, description="learn all classes at once, the upper bound; test by the tasks they would have come in")
-    options: Mapping[str, Any] = Field(default_factory=dict, description="options of the method")
-
-    @field_validator("joint")
-    @classmethod
-    def gives_no_task(cls, value: bool, info: ValidationInfo) -> bool:
-        """Classes that are learned at once are one task, so there is none to give away."""
-        if value and info.data.get("give_task"):
-            raise ValueError("there is no task to give away (give_task) where all classes are one")
-        return value
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """What the test said after one task, in percent, and what learning it cost."""
-
-    accuracies: tuple[float, ...]  # on the classes of each task so far: a row of the accuracy matrix
-    images: tuple[int, ...]  # test images behind each
-    task_identification: float
-    mean_passes: float
-    seconds: float  # spent in training epochs, whatever was repeated after a stop
-
-
-@dataclass(frozen=True)
-class Results:
-    """A run's accuracy matrix, row by row, and what follows from it."""
-
-    folder: Path
-    tasks: Sequence[Sequence[str]]
-    rows: Sequence[TaskResult]
-    protocol: str = protocols.HONEST
-    joint: bool = False  # all tasks were learned at once: there is one row, with every task in it
-
-    @property
-    def matrix(self) -> list[tuple[float, ...]]:
-        """`matrix[i][j]`: accuracy on task j after learning task i."""
-        return [row.accuracies for row in self.rows]
-
-    @property
-    def finished(self) -> bool:
-        """Have all tasks been learned and tested?"""
-        return len(self.rows) == (1 if self.joint else len(self.tasks))
-
-    def summary(self) -> dict[str, float]:
-        """The usual figures, in percent."""
-        last = self.rows[-1]
-        return {
-            "ACC": metrics.average_accuracy(self.matrix),
-            "AF": metrics.forgetting(self.matrix),
-            "learning_accuracy": metrics.learning_accuracy(self.matrix),
-            "pooled": metrics.pooled_accuracy(last.accuracies, last.images),
-            "average_incremental_accuracy": metrics.average_incremental_accuracy(self.matrix),
-            "backward_transfer": metrics.backward_transfer(self.matrix),
-            "task_identification": last.task_identification,
-        }
-
-    def save(self) -> None:
-        """Write `results.json`, atomically."""
-        document = {
-            "protocol": self.protocol,
-            "tasks": self.tasks,
-            "finished": self.finished,
-            "rows": [asdict(row) for row in self.rows],
-        }
-        checkpoint.write_json(self.folder / "results.json", {**document, "summary": self.summary()})
-
-    @classmethod
-    def load(cls, folder: Path) -> Results:
-        """Read what a run has found so far."""
-        plan = read_plan(folder)
-        path = folder / "results.json"
-        try:
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
-            results = [
-                TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows
-            ]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelFolderError(f"'{path}' is half-written or of another version of caprompt; {REMEDY}") from error
-        return cls(folder, plan["tasks"], results, plan["protocol"], plan["config"].get("joint", False))
-
-
-def run(
+def run_experiment(
     config: RunConfig,
     folder: Path,
     *,
@@ -168,7 +58,7 @@ def run(
     elif folder.exists() and not is_vacant(folder):
         raise InputError(f"'{folder}' is not empty; choose another folder, or go on with the run there with --resume")
     else:
-        checkpoint.write_json(folder / "run.json", plan)
+        files.write_json(folder / "run.json", plan)
 
     artifacts.begin(model.device)
     results = Results.load(folder)
@@ -218,11 +108,6 @@ def exam_images(config: RunConfig) -> Samples:
     return parts(load_dataset(config.dataset), config)[1]
 
 
-def is_vacant(folder: Path) -> bool:
-    """Is this a folder with nothing in it but what a kill may have left of a first write?"""
-    return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
-
-
 def assess(model: ContinualClassifier, seen: Samples, give_task: bool, tasks: Sequence[Sequence[str]] | None = None) -> TaskResult:
     """One row of the matrix: test on the classes seen so far, by the tasks they were learned in or by others."""
     found = model.evaluate(seen, give_task=give_task, tasks=tasks)
@@ -234,12 +119,6 @@ def assess(model: ContinualClassifier, seen: Samples, give_task: bool, tasks: Se
         mean_passes=found.mean_passes,
         seconds=round(seconds, 3),
     )
-
-
-def recommended(options: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Those of a data set's recommended options that this method has."""
-    known = find(method).options_class.model_fields
-    return {name: value for name, value in options.items() if name in known}
 
 
 def planned_tasks(config: RunConfig, data: Dataset) -> list[list[str]]:
@@ -276,43 +155,3 @@ def concerns(config: RunConfig, model: ContinualClassifier, train: Samples, test
     repeated = len(occurring(test, train))
     warnings = [data_warnings.repeated_images(repeated, len(test)), data_warnings.labels_seen(model.backbone.name, config.dataset)]
     return {"test_images_in_training": repeated, "warnings": [warning for warning in warnings if warning]}
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    versions = {
-        "caprompt": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    return {**versions, "device": f"{device.type}: {name}", "threads": torch.get_num_threads()}
-
-
-def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan of a run folder."""
-    try:
-        plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
-    except ValueError as error:
-        raise ModelFolderError(f"'{folder}' does not hold a run: run.json is half-written; {REMEDY}") from error
-    version = plan.get("format", 1) if isinstance(plan, dict) else None  # the first runs did not say
-    if not isinstance(version, int):
-        raise ModelFolderError(f"'{folder}' does not hold a run: its run.json is something else; {REMEDY}")
-    if version > FORMAT:
-        raise ModelFolderError(
-            f"the run in '{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade it"
-        )
-    if not plan.keys() >= PLANNED:
-        raise ModelFolderError(f"the run in '{folder}' was written by another version of caprompt; {REMEDY}")
-    return plan
-
-
-def check_same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """A run can only be resumed as what it was; versions and machine may differ."""
-    before = read_plan(folder)
-    for part in ("config", "options", "backbone", "tasks", "train", "test"):
-        if json.loads(json.dumps(plan[part])) != before[part]:
-            raise InputError(f"the run in '{folder}' was started with other settings ({part} differs); resume it with the same")

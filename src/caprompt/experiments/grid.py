@@ -31,18 +31,16 @@ from typing import Any, Protocol
 
 import torch
 
-from caprompt.backbones.weights import sha256_of
 from caprompt.callbacks.events import Event, Listener, silent
-from caprompt.checkpoint.folder import write_json
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
-from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import ModelFolderError, OptionError
-from caprompt.experiments.execution import Results, RunConfig, exam_images, recommended, run
-from caprompt.methods import find
-from caprompt.methods.options import check
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import exam_images, run_experiment
+from caprompt.experiments.run_folder import Results
+from caprompt.utils.files import sha256_of, write_json
 
-__all__ = ["Cell", "Measure", "Unwatched", "Watcher", "failure", "is_done", "measured", "resolved", "run_cell", "run_grid"]
+__all__ = ["Cell", "Measure", "Unwatched", "Watcher", "failure", "is_done", "measured", "run_cell", "run_grid"]
 
 
 class Measure(Protocol):
@@ -51,16 +49,6 @@ class Measure(Protocol):
     __name__: str
 
     def __call__(self, model: ContinualClassifier, images: Samples, /) -> Mapping[str, Any]: ...
-
-
-def resolved(config: RunConfig) -> RunConfig:
-    """The same run with nothing left to defaults: every option of the method, and the number of tasks."""
-    data = DATASETS.get(config.dataset)
-    options_class = find(config.method).options_class
-    given = {**recommended(data.options if data else {}, config.method), **config.options}
-    options = check(options_class, given, owner=config.method).model_dump(mode="json")
-    tasks = config.tasks if config.tasks is not None or data is None else data.tasks
-    return config.model_copy(update={"options": options, "tasks": tasks})
 
 
 @lru_cache
@@ -157,7 +145,7 @@ def run_cell(cell: Cell, home: Path, device: str = "auto", listen: Listener = si
     folder = home / cell.name
     try:
         if not has_run(folder):
-            run(cell.config, folder, resume=True, device=device, listen=listen)
+            run_experiment(cell.config, folder, resume=True, device=device, listen=listen)
         missing = [measure for measure in cell.measures if not _place(folder, measure).is_file()]
         if missing:
             model, images = ContinualClassifier.load(folder / "model", device=device), exam_images(cell.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from caprompt.methods.base import Answer, Method, build, find, registered
+from caprompt.methods.base import Answer, Method
+from caprompt.methods.registry import build, find, registered
 
 __all__ = ["Answer", "Method", "build", "find", "registered"]

@@ -12,34 +12,19 @@ of a task stand side by side; names are the learner's business.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.errors import UnknownNameError
-from caprompt.methods import options as option_checks
+from caprompt.methods.components.heads import GrowingHead, Head
 from caprompt.methods.options import Options
 
-__all__ = [
-    "Answer",
-    "Batches",
-    "GrowingHead",
-    "Head",
-    "Method",
-    "build",
-    "find",
-    "linear_start",
-    "register",
-    "registered",
-    "with_new_rows",
-]
+__all__ = ["Answer", "Batches", "Method"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
 
@@ -51,43 +36,6 @@ class Answer:
     logits: Tensor  # (B, C)
     task_weights: Tensor  # (B, T), the weights behind the answer; they sum to one
     passes: Tensor  # (B,), forward passes that each image took
-
-
-def linear_start(shape: Sequence[int], inputs: int, generator: torch.Generator) -> Tensor:
-    """First values of weights or biases of neurons with so many inputs, drawn as `nn.Linear` and `nn.Conv2d` draw them."""
-    bound = inputs**-0.5
-    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
-
-
-def with_new_rows(rows: Tensor, count: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """These rows, bit for bit, and behind them new ones, drawn for neurons with so many inputs."""
-    return torch.cat([rows.detach(), linear_start((count, *rows.shape[1:]), inputs, generator).to(rows)])
-
-
-class Head(nn.Module, ABC):
-    """A classifier that gets further rows as classes arrive: trained ones, class means, or whatever a method answers with."""
-
-    @abstractmethod
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows; the old ones stay bit for bit."""
-
-
-class GrowingHead(Head):
-    """A linear classifier, the head of most methods."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(0, width))
-        self.bias = nn.Parameter(torch.empty(0))
-
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows drawn as `nn.Linear` draws them."""
-        width = self.weight.shape[1]
-        self.weight = nn.Parameter(with_new_rows(self.weight, classes, width, generator))
-        self.bias = nn.Parameter(with_new_rows(self.bias, classes, width, generator))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
 
 
 class Method(nn.Module, ABC):
@@ -200,40 +148,3 @@ class Method(nn.Module, ABC):
         for classes in task_sizes:
             self.begin_task(classes, torch.Generator())
         self.load_state_dict({**{f"vit.{name}": tensor for name, tensor in self.vit.state_dict().items()}, **state})
-
-
-_REGISTRY: dict[str, type[Method]] = {}
-Registered = TypeVar("Registered", bound=type[Method])
-
-
-def register(name: str) -> Callable[[Registered], Registered]:
-    """Class decorator: make a method known by a name."""
-
-    def enter(method: Registered) -> Registered:
-        method.name = name
-        _REGISTRY[name] = method
-        return method
-
-    return enter
-
-
-def registered() -> dict[str, type[Method]]:
-    """All methods by name. Every module of this package is imported for it, so a new file needs no list."""
-    package = importlib.import_module("caprompt.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"caprompt.methods.{module.name}")
-    return dict(sorted(_REGISTRY.items()))
-
-
-def find(name: str) -> type[Method]:
-    """The class of a method; an unknown name is answered with the known ones."""
-    methods = registered()
-    if name not in methods:
-        raise UnknownNameError("method", name, methods)
-    return methods[name]
-
-
-def build(name: str, vit: ViT, options: Mapping[str, Any]) -> Method:
-    """A method that has learned nothing yet, with checked options."""
-    method = find(name)
-    return method(vit, option_checks.check(method.options_class, options, owner=name))

@@ -17,21 +17,97 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys (and as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
+
 import torch
 import torch.nn.functional as F
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods.base import Answer, Batches, GrowingHead, Method, register
-from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.base import Answer, Batches, Method
 from caprompt.methods.components import alignment
-from caprompt.methods.components.batch_leak import misread
-from caprompt.methods.components.prefix import Prefix, prompted_layers, random_prompt
+from caprompt.methods.components.alignment import ReplayOptions
+from caprompt.methods.components.batch_leak import ReleasedOptions, misread
+from caprompt.methods.components.heads import GrowingHead
+from caprompt.methods.components.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.components.statistics import Statistics
-from caprompt.methods.constraints import concave_gap, linear_loss
+from caprompt.methods.registry import register
 
-__all__ = ["CAPrompt"]
+__all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
+
+
+class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
+    """How prompts are mixed, held to the constraints, and read."""
+
+    learning_rate: float = Field(1e-2, gt=0, description="the rate for the prompts, and for the head times head_rate")
+
+    alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 switches it off")
+    beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 switches it off")
+    cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        2, description="passes at prediction; 'auto' stops each image when it has settled"
+    )
+    max_cycles: int = Field(5, ge=1, description="the most passes that cycles='auto' takes")
+    settled: float = Field(0.02, gt=0, description="cycles='auto': weights that all change less than this have settled")
+    sure: float = Field(
+        0.95, gt=0, le=1, description="cycles='auto', classifier='ridge': an answer at least this probable needs no further pass"
+    )
+    aggregation: bool = Field(True, description="mix prompts; if false, use the one prompt of the task that a query pass predicts")
+    classifier: Literal["ridge", "aligned"] = Field(
+        "ridge",
+        validate_default=True,
+        description="who answers: a ridge regression in closed form, or the paper's head, aligned with replayed features",
+    )
+    first_pass: Literal["prompted", "query"] = Field(
+        "prompted",
+        description="'query' has no prompt; else the first task's, or with classifier='aligned' all mixed equally",
+    )
+    projections: int = Field(
+        5000, ge=1, description="classifier='ridge': random projections; a model's file grows with their square"
+    )
+    ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': logits are this times the regression")
+
+    at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {
+        "cycles",
+        "max_cycles",
+        "settled",
+        "sure",
+        "ridge_scale",
+    }
+
+    retired: ClassVar[Mapping[str, Any]] = MappingProxyType({"patches": False})
+
+    @field_validator("classifier")
+    @classmethod
+    def is_the_program_s(cls, value: str, info: ValidationInfo) -> str:
+        """The released program is repeated whole: it has no regression."""
+        if value == "ridge" and info.data.get("protocol") == "released":
+            raise ValueError("protocol 'released' is the authors' program; it has classifier 'aligned' (see preset 'paper')")
+        return value
+
+
+def concave_gap(p_now: Tensor, g_now: Tensor, g_old: Tensor, g_mixed: Tensor) -> Tensor:
+    """Eq. 6: how far the mixture falls short of mixing the predictions; at most zero where the prediction is concave.
+
+    >>> import torch
+    >>> concave_gap(torch.tensor(0.25), torch.tensor(0.8), torch.tensor(0.4), torch.tensor(0.5))
+    tensor(0.)
+    """
+    return p_now * g_now + (1 - p_now) * g_old - g_mixed
+
+
+def linear_loss(now: Tensor, previous: Tensor, first: Tensor) -> Tensor:
+    """Eq. 8 over the full width, averaged over layers, keys and values, and rows: each prompt is (L, 2, n, D).
+
+    >>> import torch
+    >>> first = torch.zeros(1, 2, 1, 3)
+    >>> round(float(linear_loss(first + 2, first + 1, first)), 6)
+    0.0
+    """
+    return 1 - F.cosine_similarity(now - first.detach(), previous.detach() - first.detach(), dim=-1).mean()
 
 
 @register("caprompt")

@@ -21,10 +21,10 @@ from pydantic import Field
 from torch import Tensor
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import register
 from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
 from caprompt.methods.components.prefix import Prefix
 from caprompt.methods.options import Options
+from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTask
 
 __all__ = ["CODAPrompt", "CODAPromptOptions", "attended_cosine", "orthogonality"]

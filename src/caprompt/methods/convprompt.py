@@ -22,7 +22,9 @@ Shapes: B images, L prompted layers, H heads of d = D / H, n rows of keys (and a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -32,14 +34,107 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from caprompt.backbones.vit import Adaptation, ViT
-from caprompt.methods.base import Batches, linear_start, register
-from caprompt.methods.components.heads import cosines
+from caprompt.errors import DataError
+from caprompt.methods.base import Batches
+from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.heads import cosines, linear_start
 from caprompt.methods.components.prefix import Layers, PrefixOptions, prompted_layers, random_rows
-from caprompt.methods.descriptions import attributes_of, read_descriptions, similarity
-from caprompt.methods.filter_bank import FilterBank
+from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTask
 
-__all__ = ["ConvPrompt", "ConvPromptOptions"]
+__all__ = [
+    "Attribute",
+    "ConvPrompt",
+    "ConvPromptOptions",
+    "FilterBank",
+    "attributes_of",
+    "likeness",
+    "read_descriptions",
+    "similarity",
+    "words_of",
+]
+
+Attribute = frozenset[str]  # the words of one attribute
+
+
+def read_descriptions(path: str | Path) -> dict[str, list[Attribute]]:
+    """The attributes of every class in a file of descriptions."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the descriptions '{path}' cannot be read: {error}") from error
+    found: dict[str, list[Attribute]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        name, _, rest = line.partition(":")
+        attributes = [words for part in rest.split(",") if (words := words_of(part))]
+        if not attributes:
+            raise DataError(f"line {number} of '{path}' should read 'name: attribute, attribute, ...', not '{line.strip()}'")
+        found[name.strip()] = attributes
+    return found
+
+
+def words_of(text: str) -> Attribute:
+    """The set of words.
+
+    >>> sorted(words_of(" Green-ish eyes, green!"))
+    ['eyes', 'green', 'ish']
+    """
+    return frozenset(re.findall(r"\w+", text.lower()))
+
+
+def attributes_of(names: Sequence[str], descriptions: Mapping[str, list[Attribute]], path: str | Path) -> list[Attribute]:
+    """All attributes of some classes; each of them must be described."""
+    for name in names:
+        if name not in descriptions:
+            raise DataError(f"'{path}' does not describe the class '{name}'; add a line '{name}: attribute, attribute, ...'")
+    return [attribute for name in names for attribute in descriptions[name]]
+
+
+def likeness(one: Attribute, other: Attribute) -> float:
+    """Shared words over all words.
+
+    >>> likeness(words_of("striped fur"), words_of("soft striped fur"))
+    0.6666666666666666
+    """
+    return len(one & other) / len(one | other)
+
+
+def similarity(old: Sequence[Attribute], new: Sequence[Attribute]) -> float:
+    """How much of the old classes' attributes comes again in the new classes', from 0 to 1."""
+    return sum(max(likeness(attribute, other) for other in new) for attribute in old) / len(old)
+
+
+class FilterBank(nn.Module):
+    """The filters of all tasks; the newest task's learn."""
+
+    def __init__(self, layers: int, heads: int, kernel: int, key_width: int) -> None:
+        super().__init__()
+        self.weight = GrowingRows(layers, 2, heads, kernel, kernel)  # (F, L, 2, H, k, k): a layer, its keys or values, one head
+        self.bias = GrowingRows(layers, 2, heads)  # (F, L, 2, H)
+        self.keys = GrowingRows(key_width)  # (F, K)
+
+    def grow(self, count: int, generator: torch.Generator) -> None:
+        """Freeze what there is and add so many filters; their keys start orthogonal to all others, as far as there is room."""
+        inputs = self.weight.newest.shape[-1] ** 2
+        for rows in (self.weight, self.bias):
+            rows.append(linear_start((count, *rows.newest.shape[1:]), inputs, generator))
+        self.keys.append(orthonormal_rows(count, self.keys(), generator))
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """What every filter makes of the embeddings: (L, 2, H, n + k - 1, d + k - 1) -> (L, F, 2, n, D)."""
+        made = convolved(embedding, self.weight.newest, self.bias.newest)
+        if len(self.bias.earlier):  # apart, so that no gradient is computed for frozen filters
+            made = torch.cat([convolved(embedding, self.weight.earlier, self.bias.earlier), made], dim=3)
+        return made.permute(0, 3, 1, 4, 2, 5).flatten(4)  # (L, 2, H, F, n, d) -> (L, F, 2, n, H d)
+
+
+def convolved(embedding: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each place's embedding under each of its own filters, as one convolution with a group for each place: (L, 2, H, F, n, d)."""
+    places, weight, bias = embedding.flatten(0, 2), weight.movedim(0, 3), bias.movedim(0, 3)  # (L 2 H, n + k - 1, d + k - 1), ...
+    made = F.conv2d(places.unsqueeze(0), weight.flatten(0, 3).unsqueeze(1), bias.flatten(), groups=places.shape[0])
+    return made.reshape(*bias.shape, *made.shape[2:])
 
 
 class ConvPromptOptions(PrefixOptions):

@@ -24,13 +24,13 @@ from pydantic import Field
 from torch import Tensor
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods.base import GrowingHead, linear_start, register
 from caprompt.methods.components.device_random import Chance
 from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
-from caprompt.methods.components.heads import cosines
+from caprompt.methods.components.heads import GrowingHead, cosines, linear_start
 from caprompt.methods.components.tokens import Tokens
-from caprompt.methods.one_task import OneTaskMethod
 from caprompt.methods.options import Options
+from caprompt.methods.registry import register
+from caprompt.methods.templates import OneTaskMethod
 
 __all__ = ["CPrompt", "CPromptOptions", "smoothing_loss"]
 

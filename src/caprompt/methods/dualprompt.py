@@ -20,11 +20,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, Stem, ViT
-from caprompt.methods.base import register
 from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.heads import cosines
 from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_rows
-from caprompt.methods.one_task import OneTaskMethod
+from caprompt.methods.registry import register
+from caprompt.methods.templates import OneTaskMethod
 
 __all__ = ["DualPrompt", "DualPromptOptions"]
 

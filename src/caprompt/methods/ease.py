@@ -25,10 +25,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, ViT
-from caprompt.methods.base import Batches, Head, register
+from caprompt.methods.base import Batches
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
-from caprompt.methods.components.heads import CosineHead, ScoreOptions, cosines
+from caprompt.methods.components.heads import CosineHead, Head, ScoreOptions, cosines
 from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Direct
 
 __all__ = ["Ease", "EaseOptions", "SubspaceHead", "synthesised"]

@@ -19,24 +19,88 @@ Shapes: B images, L blocks, n tokens a block, h hidden neurons, D width, C class
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods import transport
-from caprompt.methods.base import Batches, GrowingHead, linear_start, register
+from caprompt.errors import OptionError
+from caprompt.methods.base import Batches
+from caprompt.methods.components.heads import GrowingHead, linear_start
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import Options
+from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTask
-from caprompt.methods.transport import Route
 
-__all__ = ["EvoPrompt", "EvoPromptOptions", "composed_rows", "scaled"]
+__all__ = [
+    "EvoPrompt",
+    "EvoPromptOptions",
+    "Route",
+    "alignment",
+    "composed_rows",
+    "exact_plan",
+    "matching_plan",
+    "require",
+    "scaled",
+]
 
 GROUP = 4  # features that are composed together in a new head row
 SHARPNESS = 0.05
+
+Route = Literal["matching", "exact"]
+
+
+def require(route: Route) -> None:
+    """Say what to install where a route needs a package that is not there."""
+    if route == "exact":
+        try:
+            import ot  # noqa: F401
+        except ImportError as error:
+            raise OptionError(
+                "transport='exact' needs the package POT; install it with: pip install 'caprompt[transport]', or use 'matching'"
+            ) from error
+
+
+def alignment(rows: Tensor, reference: Tensor, route: Route, mass: Tensor | None = None) -> Tensor:
+    """The plan (n, m) between n new rows and m of the reference, its columns scaled to sum to one.
+
+    Its transpose times anything per new neuron puts that in the reference's places. `mass` (n,) weighs the rows, where it should
+    not be their own L1 norms.
+
+    >>> alignment(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.eye(2), "matching")
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    directions, targets = F.normalize(rows.double(), dim=1), F.normalize(reference.double(), dim=1)
+    cost = (directions.square().sum(dim=1, keepdim=True) + targets.square().sum(dim=1) - 2 * directions @ targets.T).clamp_min(0)
+    if route == "matching":
+        plan = matching_plan(cost)
+    else:
+        plan = exact_plan(cost, rows.abs().sum(dim=1) if mass is None else mass, reference.abs().sum(dim=1))
+    return (plan / plan.sum(dim=0).clamp_min(torch.finfo(plan.dtype).tiny)).to(rows)
+
+
+def matching_plan(cost: Tensor) -> Tensor:
+    """Which new neuron goes to which place, one to one: (n, n), ones and zeros."""
+    from scipy.optimize import linear_sum_assignment
+
+    new, place = linear_sum_assignment(cost.cpu().numpy())
+    plan = torch.zeros_like(cost)
+    plan[torch.from_numpy(new), torch.from_numpy(place)] = 1
+    return plan
+
+
+def exact_plan(cost: Tensor, mass: Tensor, reference_mass: Tensor) -> Tensor:
+    """The cheapest way to move the one mass onto the other, each scaled to sum to one: (n, m)."""
+    import ot
+
+    source, target = (part.double().cpu() / part.double().sum().cpu() for part in (mass, reference_mass))
+    plan = ot.emd(source.numpy(), target.numpy(), cost.cpu().numpy(), numItermax=10_000_000)
+    return torch.from_numpy(plan).to(cost)
 
 
 class EvoPromptOptions(Options):
@@ -111,7 +175,7 @@ class EvoPrompt(OwnTask):
     @torch.no_grad()
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
         """Prototypes of the classes at hand; the head rows of new classes are composed of the old ones."""
-        transport.require(self.options.transport)
+        require(self.options.transport)
         old = self.prototypes.count > 0  # (C,)
         self.prototypes.observe_all((self.vit(images), labels) for images, labels in batches)
         if old.any():
@@ -147,9 +211,9 @@ class EvoPrompt(OwnTask):
     def fuse(self, layer: int, importance_down: Tensor, importance_up: Tensor) -> tuple[Tensor, Tensor]:
         """Align a block's generator with the reference and fuse them; gives the importances in the reference's order."""
         route, down, up = self.options.transport, self.down[layer], self.up[layer]
-        first = transport.alignment(down, self.reference_down[layer], route)  # (h, h)
+        first = alignment(down, self.reference_down[layer], route)  # (h, h)
         reordered = up @ first  # its inputs in the reference's order, (n D, h)
-        second = transport.alignment(reordered, self.reference_up[layer], route, mass=up.abs().sum(dim=1))  # (n D, n D)
+        second = alignment(reordered, self.reference_up[layer], route, mass=up.abs().sum(dim=1))  # (n D, n D)
         importance_down, importance_up = first.T @ importance_down, second.T @ importance_up
         for weight, aligned, reference, new, old in (
             (down, first.T @ down, self.reference_down, importance_down, self.importance_down),

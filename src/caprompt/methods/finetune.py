@@ -17,7 +17,7 @@ from torch import Tensor
 
 from caprompt.backbones.fp8 import release_from_fp8
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import register
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Plain, PlainOptions
 
 __all__ = ["FineTune", "FineTuneOptions"]

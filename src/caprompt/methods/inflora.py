@@ -26,12 +26,67 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, ViT
-from caprompt.methods.base import Batches, register
+from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
-from caprompt.methods.protected import ProtectedSubspaces
+from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTask
 
-__all__ = ["InfLoRA", "InfLoRAOptions", "InputMoments", "KeyValueChange"]
+__all__ = ["InfLoRA", "InfLoRAOptions", "InputMoments", "KeyValueChange", "ProtectedSubspaces", "missing_directions"]
+
+
+class ProtectedSubspaces(nn.Module):
+    """The protected subspace of the inputs of each layer; nothing is protected at first."""
+
+    basis: Tensor  # (L, D, D // 2), orthonormal columns; those not in use are zero
+    complement: Tensor  # (L,), does the basis span what is not protected?
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("basis", torch.zeros(layers, width, width // 2))
+        self.register_buffer("complement", torch.zeros(layers, dtype=torch.bool))
+
+    def projectors(self) -> Tensor:
+        """P of every layer: (L, D, D), in float64."""
+        basis = self.basis.double()
+        onto: Tensor = basis @ basis.mT
+        identity = torch.eye(onto.shape[1], dtype=onto.dtype, device=onto.device)
+        return torch.where(self.complement[:, None, None], identity - onto, onto)
+
+    def free_directions(self, moments: Tensor, count: int) -> Tensor:
+        """The `count` leading directions of G (L, D, D) outside the protected subspace: (L, count, D), zero where none is left."""
+        projectors = self.projectors()
+        vectors = torch.linalg.svd(moments - projectors @ moments).U[:, :, :count]  # (L, D, count)
+        free: Tensor = vectors - projectors @ vectors  # where less than `count` are left, the others are arbitrary
+        return free.mT
+
+    def protect(self, moments: Tensor, threshold: float) -> None:
+        """Grow every layer's subspace until it holds this share of the energy of G (L, D, D)."""
+        for layer, (projector, moment) in enumerate(zip(self.projectors(), moments, strict=True)):
+            added = missing_directions(projector, moment, threshold)
+            self.keep(layer, projector + added @ added.mT)
+
+    def keep(self, layer: int, projector: Tensor) -> None:
+        """Store P (D, D) of a layer by whichever of the subspace and its complement is smaller."""
+        values, vectors = torch.linalg.eigh(projector)  # ascending: zeros, then ones
+        free = int((values < 0.5).sum())
+        dual = 2 * free < len(values)
+        kept = vectors[:, :free] if dual else vectors[:, free:]
+        self.basis[layer] = 0
+        self.basis[layer, :, : kept.shape[1]] = kept.to(self.basis)
+        self.complement[layer] = dual
+
+
+def missing_directions(projector: Tensor, moment: Tensor, threshold: float) -> Tensor:
+    """The fewest directions (D, n) that P lacks to hold `threshold` of the energy of G; both are (D, D).
+
+    >>> moment = torch.diag(torch.tensor([3.0, 2.0, 1.0]))  # energies 9, 4 and 1 of 14
+    >>> [missing_directions(torch.zeros(3, 3), moment, threshold).shape[1] for threshold in (0.6, 0.7, 1.0)]
+    [1, 2, 3]
+    """
+    left, singular, _ = torch.linalg.svd(moment - projector @ moment)
+    outside = singular.square().flip(0).cumsum(0).flip(0) / moment.square().sum()  # with 0, 1, ... directions added
+    missing: Tensor = left[:, : int((outside > 1 - threshold).sum())]
+    return missing
 
 
 class InfLoRAOptions(Options):

@@ -21,10 +21,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods.base import register
 from caprompt.methods.components.heads import cosines
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import Options
+from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTask
 
 __all__ = ["L2P", "L2POptions"]

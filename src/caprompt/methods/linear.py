@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from caprompt.methods.base import register
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Plain, PlainOptions
 
 __all__ = ["Linear"]

@@ -14,27 +14,12 @@ import torch
 from torch import Tensor
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import Batches, Head, register
-from caprompt.methods.components.heads import ScoreOptions, cosines
-from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.base import Batches
+from caprompt.methods.components.heads import PrototypeHead, ScoreOptions
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Direct
 
-__all__ = ["NearestClassMean", "PrototypeHead"]
-
-
-class PrototypeHead(Head):
-    """A row per class that is never trained: the mean of the class's features."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.statistics = Statistics(width)
-
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Room for further means."""
-        self.statistics.grow(classes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return cosines(features, self.statistics.mean)  # (B, D) -> (B, C)
+__all__ = ["NearestClassMean"]
 
 
 @register("ncm")

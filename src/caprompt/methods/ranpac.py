@@ -16,10 +16,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import Batches, register
+from caprompt.methods.base import Batches
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
 from caprompt.methods.components.heads import CosineHead, ScoreOptions
 from caprompt.methods.components.ridge import RandomRidge
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Direct
 
 __all__ = ["RanPAC", "RanPACOptions"]

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import register
 from caprompt.methods.components.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Plain, PlainOptions
 
 __all__ = ["SequentialOptions", "SequentialPrompt"]

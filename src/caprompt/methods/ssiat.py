@@ -26,11 +26,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import Batches, register
+from caprompt.methods.base import Batches
 from caprompt.methods.components import alignment
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
 from caprompt.methods.components.heads import CosineHead
 from caprompt.methods.components.statistics import Draw
+from caprompt.methods.registry import register
 from caprompt.methods.templates import Direct
 
 __all__ = ["Ssiat", "SsiatOptions", "drift"]

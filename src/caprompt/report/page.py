@@ -8,12 +8,13 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from caprompt import __version__, checkpoint
+from caprompt import __version__
 from caprompt.errors import InputError
 from caprompt.report.charts import heat
 from caprompt.report.run_data import RunRecord, gather
 from caprompt.report.thumbnails import Thumbnails, thumbnails
 from caprompt.report.view import report_view, shown_images
+from caprompt.utils import files
 
 __all__ = ["LARGEST", "render", "write_report"]
 
@@ -28,7 +29,7 @@ def write_report(folders: Sequence[Path], path: Path, *, pictures: bool = True) 
         raise InputError(f"'{path}' is a folder; name the HTML file to write with --out")
     runs = gather(folders)
     page = render(runs, pictures=pictures).encode()
-    checkpoint.write_bytes(path, page)
+    files.write_bytes(path, page)
 
 
 def render(runs: Sequence[RunRecord], *, pictures: bool = True) -> str:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from caprompt import checkpoint
-from caprompt.cli.commands.audit import AUDIT
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.experiments.artifacts import COST, PREDICTIONS, FinalTest
-from caprompt.experiments.execution import Results, RunConfig, read_plan
+from caprompt.experiments.audit import AUDIT
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.run_folder import Results, read_plan
 from caprompt.protocols import single
 
 __all__ = ["RunRecord", "gather", "read_run", "run_folders"]

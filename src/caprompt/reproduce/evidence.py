@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caprompt.experiments.execution import Results, read_plan
 from caprompt.experiments.grid import Measure, failure, is_done, measured
+from caprompt.experiments.run_folder import Results, read_plan
 from caprompt.protocols import kind, single
 from caprompt.reproduce.plots import Picture
 from caprompt.reproduce.scales import Scale

@@ -16,8 +16,7 @@ from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.engine.inputs import Feeder
 from caprompt.errors import InputError
-from caprompt.methods.caprompt import CAPrompt
-from caprompt.methods.constraints import concave_gap
+from caprompt.methods.caprompt import CAPrompt, concave_gap
 from caprompt.protocols import is_released, protocol
 
 __all__ = ["by_cycles", "concavity", "costs", "first_layer_keys", "given_task", "trained_numbers"]

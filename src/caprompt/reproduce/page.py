@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,7 @@ from caprompt.reproduce.scales import scales
 from caprompt.reproduce.tables import mean_of
 from caprompt.reproduce.targets.registry import TARGETS
 from caprompt.reproduce.writers import section
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from caprompt.utils.files import read_toml
 
 __all__ = [
     "benchmark_section",
@@ -66,8 +61,7 @@ def read_benchmark(path: Path) -> Runs:
 
 def references() -> list[dict[str, Any]]:
     """Figures of other programs on the same data and backbone, from `references.toml`."""
-    text = Path(__file__).with_name("references.toml").read_text(encoding="utf-8")
-    found: list[dict[str, Any]] = tomllib.loads(text)["cifar100"]
+    found: list[dict[str, Any]] = read_toml(Path(__file__).with_name("references.toml"))["cifar100"]
     return found
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from caprompt.checkpoint.folder import write_json
-from caprompt.errors import ModelFolderError
+from caprompt.errors import InputError, ModelFolderError, OptionError, did_you_mean
 from caprompt.experiments.grid import Cell, is_done
 from caprompt.reproduce.evidence import Evidence, Place, Row, Target, kind_of
 from caprompt.reproduce.scales import NO_DATA, OTHER_SCALE, Scale
 from caprompt.reproduce.targets.registry import TARGETS
+from caprompt.utils.files import write_json
 
-__all__ = ["plan", "read_record", "why_nothing", "write_record"]
+__all__ = ["checked", "leaking", "merged", "plan", "read_record", "why_nothing", "write_record"]
+
+FIXED = ("method", "dataset", "backbone", "seed", "give_task", "joint", "options", "protocol")  # the target says these
 
 
 def plan(target: Target, scale: Scale, home: Path, protocol: str = "honest") -> tuple[Evidence, list[Cell]]:
@@ -72,3 +75,39 @@ def read_record(path: Path, home: Path) -> Evidence:
         return Evidence(TARGETS[document["target"]], scale, home, document["protocol"], planned)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelFolderError(f"'{path}' is damaged or of another version of caprompt; make it again with reproduce") from error
+
+
+def checked(given: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
+    """Settings that at least one method of the targets has; what the targets themselves say cannot be set."""
+    from caprompt.experiments.config import RunConfig
+    from caprompt.methods import find
+
+    methods = {row.method for target in targets for row in target.rows}
+    known = {name for method in methods for name in find(method).options_class.model_fields}
+    known = (known | RunConfig.model_fields.keys()) - set(FIXED)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise OptionError(f"option '{name}' cannot be set here{hint}; there are: {', '.join(sorted(known))}")
+    return given
+
+
+def leaking(target: Target) -> Target:
+    """The same target, if it makes sense under the leaking protocol."""
+    from caprompt.reproduce.measures import concavity
+
+    if concavity in target.measures:
+        raise InputError(f"{target.name} is about an image's own prompts; it cannot be had with --protocol released")
+    return target
+
+
+def merged(cells: list[Cell]) -> list[Cell]:
+    """Each experiment once, with everything that any target measures on it; CAPrompt's own come as they are met."""
+    from caprompt.experiments.grid import Cell
+
+    by_name: dict[str, Cell] = {}
+    for cell in cells:
+        before = by_name.get(cell.name)
+        measures = dict.fromkeys([*(before.measures if before else ()), *cell.measures])
+        by_name[cell.name] = Cell(cell.config, tuple(measures))
+    return list(by_name.values())

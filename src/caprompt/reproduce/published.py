@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from caprompt.reproduce.tables import Figure
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from caprompt.utils.files import read_toml
 
 __all__ = ["leaks", "printed_rows", "published"]
 
@@ -20,7 +15,7 @@ __all__ = ["leaks", "printed_rows", "published"]
 @cache
 def printed() -> dict[str, Any]:
     """The whole file."""
-    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    return read_toml(Path(__file__).with_name("published.toml"))
 
 
 def leaks(method: str) -> bool:

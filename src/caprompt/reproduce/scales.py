@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,15 +13,10 @@ from caprompt.backbones.weights import available
 from caprompt.data.datasets._locations import located
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, OptionError, UnknownNameError
-from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.execution import RunConfig
-from caprompt.experiments.grid import Cell, Measure, resolved
+from caprompt.experiments.config import RunConfig, preset_settings, resolved, run_config
+from caprompt.experiments.grid import Cell, Measure
 from caprompt.methods import find
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from caprompt.utils.files import read_toml
 
 __all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "backbone_title", "scale", "scales"]
 
@@ -82,7 +76,7 @@ def backbone_title(backbone: str) -> str:
 
 def scales() -> dict[str, Scale]:
     """All of them, the largest first."""
-    tables = tomllib.loads(Path(__file__).with_name("scales.toml").read_text(encoding="utf-8"))
+    tables = read_toml(Path(__file__).with_name("scales.toml"))
     return {name: Scale(name=name, **{**table, "datasets": tuple(table["datasets"])}) for name, table in tables.items()}
 
 

@@ -12,10 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-__all__ = ["Column", "Entry", "Figure", "Line", "Sheet", "as_csv", "as_latex", "as_markdown", "as_terminal", "mean_of"]
+__all__ = ["Column", "Entry", "Figure", "Line", "Sheet", "as_csv", "as_latex", "as_markdown", "mean_of"]
 
 OURS, PUBLISHED = "ours", "published"
 
@@ -93,17 +90,6 @@ class Sheet:
         """A line's entries in words."""
         pairs = zip(line.entries, self.columns, strict=True)
         return [entry.text(column.digits) if isinstance(entry, Figure) else entry or "-" for entry, column in pairs]
-
-
-def as_terminal(sheet: Sheet) -> Table:
-    """With rich."""
-    table = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
-    words = len(sheet.heads) + 2
-    for number, heading in enumerate(sheet.headings):
-        table.add_column(heading, justify="left" if number < words else "right")
-    for line, row in zip(sheet.lines, sheet.rows(), strict=True):
-        table.add_row(*row, style="dim" if line.source == PUBLISHED else None)
-    return table
 
 
 def as_markdown(sheet: Sheet) -> str:

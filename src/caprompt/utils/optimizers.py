@@ -12,24 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from caprompt.methods.base import Method
-
-__all__ = ["build", "for_training", "load_state", "set_rates", "state_of", "trainable"]
-
-
-def trainable(method: Method) -> list[nn.Parameter]:
-    """The parameters that learn in the current task."""
-    return [parameter for parameter in method.parameters() if parameter.requires_grad]
-
-
-def for_training(method: Method) -> torch.optim.Optimizer:
-    """The optimiser of one task: a group for the head and one for all else that learns."""
-    options, head, learning = method.options, set(method.trained_head.parameters()), trainable(method)
-    groups = [
-        ([parameter for parameter in learning if parameter not in head], options.learning_rate),
-        ([parameter for parameter in learning if parameter in head], options.learning_rate * options.head_rate),
-    ]
-    return build(options.optimizer, groups, momentum=options.momentum, weight_decay=options.weight_decay)
+__all__ = ["build", "load_state", "set_rates", "state_of"]
 
 
 def build(

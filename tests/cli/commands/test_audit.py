@@ -11,8 +11,7 @@ import pytest
 from helpers import LEAKY, assert_refused, faint, write_backbone, write_pictures, write_squares
 from helpers import caprompt_here as caprompt
 
-from caprompt.cli.commands.audit import above_joint
-from caprompt.experiments.audit import Arrangement, Audit
+from caprompt.experiments.audit import Arrangement, Audit, above_joint
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,8 @@ import pytest
 from helpers import QUICK, squares, write_squares
 
 from caprompt import ContinualClassifier, InputError
-from caprompt.cli.commands.predict import name_pictures, pictures_in
+from caprompt.cli.commands.predict import name_pictures
+from caprompt.data.sources import pictures_in
 from caprompt.errors import DataError
 
 

@@ -10,7 +10,8 @@ import pytest
 from helpers import QUICK, assert_refused, write_squares
 from helpers import caprompt_here as caprompt
 
-from caprompt.experiments.execution import RunConfig, run
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import run_experiment
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
     write_squares(folder / "data", ["red", "green", "blue"])
     for name, protocol in (("fair", "honest"), ("leak", "released")):
         options = {**QUICK, "protocol": protocol, "classifier": "aligned"}
-        run(RunConfig(dataset=str(folder / "data"), backbone=str(backbone), tasks=2, options=options), folder / name)
+        run_experiment(RunConfig(dataset=str(folder / "data"), backbone=str(backbone), tasks=2, options=options), folder / name)
     return folder
 
 

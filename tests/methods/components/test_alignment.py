@@ -5,8 +5,8 @@ import typing
 import pytest
 import torch
 
-from caprompt.methods.base import GrowingHead
 from caprompt.methods.components import alignment
+from caprompt.methods.components.heads import GrowingHead
 
 KINDS = typing.get_args(alignment.ReplayOptions.model_fields["replay"].annotation)
 

@@ -7,8 +7,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.caprompt import CAPrompt
-from caprompt.methods.caprompt_options import CAPromptOptions
+from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
 from caprompt.methods.components.batch_leak import misread
 from caprompt.methods.options import Options
 from caprompt.protocols import is_released

@@ -1,22 +1,88 @@
-"""Opening a model folder to learn: a new model, one that exists, or one whose last call was stopped."""
+"""The command `learn`: teach a new model, one that exists, or one whose last call was stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from caprompt import checkpoint, methods
-from caprompt.checkpoint.model import IN_PROGRESS, call_was_stopped
-from caprompt.classifier import ContinualClassifier
 from caprompt.cli import arguments
-from caprompt.errors import InputError, OptionError
+from caprompt.cli.arguments import Config, Device, Set, SkipBad
+from caprompt.cli.console import err, out, tell_skipped, warn_of
+from caprompt.errors import InputError, OptionError, StoppedError
 
-__all__ = ["after_interrupt", "open_for_learning"]
+if TYPE_CHECKING:
+    from caprompt.classifier import ContinualClassifier
+
+__all__ = ["learn"]
+
+
+def learn(
+    model: Path,
+    source: Path,
+    *,
+    method: str | None = None,
+    backbone: str | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    restart: bool = False,
+    skip_bad: SkipBad = False,
+    config: Config = None,
+    set_: Set = None,
+    device: Device = "auto",
+) -> None:
+    """Teach a model new classes, or more images of known ones. A model that does not exist yet is begun.
+
+    Examples:
+
+        caprompt learn pets photos/week1
+        caprompt learn pets photos/week2 --skip-bad
+        caprompt learn birds birds.csv --set epochs=20
+
+    Parameters
+    ----------
+    model
+        The model's folder.
+    source
+        A folder with a sub-folder of images per class, or a CSV of path,label.
+    method
+        For a new model: a method's name.
+    backbone
+        For a new model: a backbone's name or file. For an old one: where the backbone's file is now.
+    seed
+        For a new model: everything random follows from it.
+    resume
+        Go on with a call that was stopped, to the very same model.
+    restart
+        Give up a call that was stopped, and begin it anew.
+    """
+    from caprompt.callbacks.progress_bar import Display
+
+    given = arguments.gathered(config, set_ or [])
+    given |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
+    classifier = open_for_learning(model, given, resume, restart, device)
+    before, calls = len(classifier.classes), classifier.calls
+    try:
+        with Display(err) as listen:
+            samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
+    except KeyboardInterrupt:
+        raise StoppedError(after_interrupt(model, calls)) from None
+    tell_skipped(samples.skipped)
+    warn_of(classifier)
+    new = classifier.classes[before:]
+    known = [name for name in samples.classes if name not in new]
+    learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
+    sentence = f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes."
+    out.print(sentence)
 
 
 def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
     """The model in a folder, or a new one with these settings; settings of training belong to the model's beginning."""
+    from caprompt import checkpoint, methods
+    from caprompt.checkpoint.model import call_was_stopped
+    from caprompt.classifier import ContinualClassifier
+    from caprompt.experiments.config import divided
+
     if resume:
         return resumable(folder, given, device)
     if not restart and call_was_stopped(folder):
@@ -30,7 +96,7 @@ def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, rest
         raise InputError(f"'{folder}' exists but is not a caprompt model; choose another name")
     method = str(given.get("method", "caprompt"))
     known = list(methods.find(method).options_class.model_fields)
-    chosen, options = arguments.divided(given, ["method", "backbone", "seed"], known, owner=method)
+    chosen, options = divided(given, ["method", "backbone", "seed"], known, owner=method)
     if "backbone" in chosen:
         chosen["backbone"] = str(chosen["backbone"])
     return ContinualClassifier(device=device, **chosen, **options)
@@ -38,6 +104,9 @@ def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, rest
 
 def resumable(folder: Path, given: Mapping[str, Any], device: str) -> ContinualClassifier:
     """The model whose learning was stopped."""
+    from caprompt.checkpoint.model import call_was_stopped
+    from caprompt.classifier import ContinualClassifier
+
     if given:
         raise OptionError(f"a stopped call goes on as it began; leave out {', '.join(sorted(given))}")
     if not call_was_stopped(folder):
@@ -47,11 +116,16 @@ def resumable(folder: Path, given: Mapping[str, Any], device: str) -> ContinualC
 
 def only_leftovers(folder: Path) -> bool:
     """Is there nothing in this folder, or only what a stopped first call left?"""
+    from caprompt.checkpoint.model import IN_PROGRESS
+
     return folder.is_dir() and all(path.name in {IN_PROGRESS, ".next", ".ready"} for path in folder.iterdir())
 
 
 def after_interrupt(folder: Path, calls_before: int) -> str:
     """What Ctrl-C during `learn` has left, in a sentence."""
+    from caprompt import checkpoint
+    from caprompt.checkpoint.model import call_was_stopped
+
     if call_was_stopped(folder):
         return "Stopped; --resume goes on after the last whole epoch."
     if checkpoint.exists(folder) and checkpoint.read_config(folder)["calls"] > calls_before:

@@ -1,42 +1,75 @@
-"""Naming pictures: files and folders of them, decoded in chunks, so that any number fits in memory."""
+"""The command `predict`: classify image files, decoded in chunks so that any number of them fits in memory."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from caprompt.classifier import ContinualClassifier
-from caprompt.data.images import IMAGE_SUFFIXES, decode
-from caprompt.engine.inputs import DECODE_FACTOR
-from caprompt.errors import DataError, InputError
-from caprompt.outputs import Prediction
+from caprompt.cli.arguments import AsJson, Cycles, Device, SkipBad, parse_cycles
+from caprompt.cli.console import out, tell_skipped, warn_of
+from caprompt.errors import DataError
 
-__all__ = ["name_pictures", "pictures_in"]
+if TYPE_CHECKING:
+    from caprompt.classifier import ContinualClassifier
+    from caprompt.outputs import Prediction
 
-CHUNK = 512
+__all__ = ["predict"]
+
+CHUNK = 512  # images decoded at a time
 
 
-def pictures_in(places: Sequence[Path]) -> list[Path]:
-    """Image files, and those in folders at any depth."""
-    if not places:
-        raise InputError("no image was given; name files or folders of them")
-    found: list[Path] = []
-    for place in places:
-        if place.is_dir():
-            inside = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-            if not inside:
-                raise DataError(f"there is no image in the folder '{place}'")
-            found.extend(inside)
-        else:
-            found.append(place)
-    return found
+def predict(
+    model: Path,
+    *images: Path,
+    top: int = 3,
+    as_json: AsJson = False,
+    skip_bad: SkipBad = False,
+    cycles: Cycles = None,
+    backbone: str | None = None,
+    device: Device = "auto",
+) -> None:
+    """Name what is on images: files, or folders of them.
+
+    Examples:
+
+        caprompt predict pets cat.jpg
+        caprompt predict pets holiday/ --json --top 5
+        caprompt predict pets cat.jpg --cycles auto
+
+    Parameters
+    ----------
+    model
+        The model's folder.
+    images
+        Image files, or folders of them at any depth.
+    top
+        How many classes to name per image.
+    backbone
+        Where the backbone's file is, if it has moved.
+    """
+    from caprompt.classifier import ContinualClassifier
+    from caprompt.cli.tables import prediction_table
+    from caprompt.data.sources import pictures_in
+
+    classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
+    named, skipped = name_pictures(classifier, pictures_in(images), top, skip_bad, parse_cycles(cycles))
+    tell_skipped(skipped)
+    mark = warn_of(classifier)
+    if as_json:
+        print(json.dumps([{"image": str(path), **found.as_dict(), **mark} for path, found in named], indent=2))
+    else:
+        out.print(prediction_table([str(path) for path, _ in named], [found for _, found in named], top))
 
 
 def name_pictures(
     model: ContinualClassifier, paths: Sequence[Path], top: int, skip_bad: bool, options: Mapping[str, Any]
 ) -> tuple[list[tuple[Path, Prediction]], list[str]]:
     """Predictions for the pictures that can be read, and a sentence about each that cannot (without `skip_bad`, an error)."""
+    from caprompt.data.images import decode
+    from caprompt.engine.inputs import DECODE_FACTOR
+
     found: list[tuple[Path, Prediction]] = []
     skipped: list[str] = []
     for start in range(0, len(paths), CHUNK):

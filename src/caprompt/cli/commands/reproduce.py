@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from caprompt.cli import arguments
+from caprompt.cli.arguments import Device, Set
 from caprompt.cli.console import err, out, tell_warnings
-from caprompt.cli.flags import Device, Set
-from caprompt.errors import InputError, OptionError, StoppedError, did_you_mean
+from caprompt.errors import InputError, StoppedError
+from caprompt.reproduce.plan import checked, leaking, merged
 
 if TYPE_CHECKING:
     from caprompt.experiments.grid import Cell
-    from caprompt.reproduce.evidence import Evidence, Target
+    from caprompt.reproduce.evidence import Evidence
 
 __all__ = ["reproduce"]
 
 CELLS = "cells"  # the folder of the experiments, beside those of the scales
-FIXED = ("method", "dataset", "backbone", "seed", "give_task", "joint", "options", "protocol")  # the target says these
 
 
 def reproduce(
@@ -95,30 +95,6 @@ def tell_targets() -> None:
     out.print(listing("scales", ["name", "what it is"], [[name, each.summary] for name, each in scales().items()]))
 
 
-def checked(given: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
-    """Settings that at least one method of the targets has; what the targets themselves say cannot be set."""
-    from caprompt.experiments.execution import RunConfig
-    from caprompt.methods import find
-
-    methods = {row.method for target in targets for row in target.rows}
-    known = {name for method in methods for name in find(method).options_class.model_fields}
-    known = (known | RunConfig.model_fields.keys()) - set(FIXED)
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise OptionError(f"option '{name}' cannot be set here{hint}; there are: {', '.join(sorted(known))}")
-    return given
-
-
-def leaking(target: Target) -> Target:
-    """The same target, if it makes sense under the leaking protocol."""
-    from caprompt.reproduce.measures import concavity
-
-    if concavity in target.measures:
-        raise InputError(f"{target.name} is about an image's own prompts; it cannot be had with --protocol released")
-    return target
-
-
 def run_all(found: list[tuple[Evidence, list[Cell]]], home: Path, jobs: int, device: str) -> None:
     """Run every cell that is not done, those that several targets need once."""
     from caprompt.cli.grid_progress import GridDisplay
@@ -136,21 +112,9 @@ def run_all(found: list[tuple[Evidence, list[Cell]]], home: Path, jobs: int, dev
         raise StoppedError("Stopped; the same command goes on where it was.") from None
 
 
-def merged(cells: list[Cell]) -> list[Cell]:
-    """Each experiment once, with everything that any target measures on it; CAPrompt's own come as they are met."""
-    from caprompt.experiments.grid import Cell
-
-    by_name: dict[str, Cell] = {}
-    for cell in cells:
-        before = by_name.get(cell.name)
-        measures = dict.fromkeys([*(before.measures if before else ()), *cell.measures])
-        by_name[cell.name] = Cell(cell.config, tuple(measures))
-    return list(by_name.values())
-
-
 def tell(evidence: Evidence, folder: Path) -> None:
     """Print a target's table and write its files."""
-    from caprompt.reproduce.tables import as_terminal
+    from caprompt.cli.tables import as_terminal
     from caprompt.reproduce.writers import write
 
     shown = evidence.target.present(evidence)

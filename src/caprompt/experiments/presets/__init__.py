@@ -7,18 +7,13 @@ or an option that is given. The last such table in the file wins.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from caprompt.errors import InputError, UnknownNameError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from caprompt.utils.files import read_toml
 
 __all__ = ["names", "preset"]
 
@@ -47,7 +42,7 @@ def preset(name: str, method: str, dataset: str, backbone: str, given: Mapping[s
         raise UnknownNameError("preset", name, names())
     if name == DEFAULT:
         return {}
-    tables = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+    tables = read_toml(HERE / f"{name}.toml")
     if not {method, EVERY} & tables.keys():
         raise InputError(f"preset '{name}' says nothing of {method}; it has: {', '.join(tables)}")
     known = {**given, "dataset": dataset, "backbone": backbone.rpartition(".")[2]}

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, ViTConfig
-from caprompt.methods.base import linear_start
+from caprompt.methods.components.heads import linear_start
 from caprompt.methods.options import Options
 
 __all__ = ["Adapter", "AdapterOptions", "Branches"]

@@ -9,6 +9,8 @@ Shapes: B images, C classes, D width.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -16,14 +18,51 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from caprompt.methods.base import Head, with_new_rows
+from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.options import Options
 
-__all__ = ["CosineHead", "ScoreOptions", "cosines"]
+__all__ = ["CosineHead", "GrowingHead", "Head", "PrototypeHead", "ScoreOptions", "cosines", "linear_start", "with_new_rows"]
 
 # Public code starts a learned scale at 1, from where plain SGD brings it to ten or more within the first epoch. Adam's steps are
 # no longer than the learning rate: it would stay near 1, where no image is ever told apart from the others for sure.
 FIRST_SCALE = 10.0
+
+
+def linear_start(shape: Sequence[int], inputs: int, generator: torch.Generator) -> Tensor:
+    """First values of weights or biases of neurons with so many inputs, drawn as `nn.Linear` and `nn.Conv2d` draw them."""
+    bound = inputs**-0.5
+    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
+
+
+def with_new_rows(rows: Tensor, count: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """These rows, bit for bit, and behind them new ones, drawn for neurons with so many inputs."""
+    return torch.cat([rows.detach(), linear_start((count, *rows.shape[1:]), inputs, generator).to(rows)])
+
+
+class Head(nn.Module, ABC):
+    """A classifier that gets further rows as classes arrive: trained ones, class means, or whatever a method answers with."""
+
+    @abstractmethod
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Append rows; the old ones stay bit for bit."""
+
+
+class GrowingHead(Head):
+    """A linear classifier, the head of most methods."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, width))
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Append rows drawn as `nn.Linear` draws them."""
+        width = self.weight.shape[1]
+        self.weight = nn.Parameter(with_new_rows(self.weight, classes, width, generator))
+        self.bias = nn.Parameter(with_new_rows(self.bias, classes, width, generator))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
 
 
 class ScoreOptions(Options):
@@ -57,3 +96,18 @@ class CosineHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.scale * cosines(features, self.weight)  # (B, D) -> (B, C)
+
+
+class PrototypeHead(Head):
+    """A row per class that is never trained: the mean of the class's features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.statistics = Statistics(width)
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Room for further means."""
+        self.statistics.grow(classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return cosines(features, self.statistics.mean)  # (B, D) -> (B, C)

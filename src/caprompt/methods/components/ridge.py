@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from caprompt.errors import InputError
-from caprompt.methods.base import Head
+from caprompt.methods.components.heads import Head
 
 __all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "halved", "held_out_errors", "whole"]
 

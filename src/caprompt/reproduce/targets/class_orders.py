@@ -5,7 +5,7 @@ A mean over orders can hide that a method wins in one of them alone; here every 
 
 from __future__ import annotations
 
-from caprompt.experiments.execution import read_plan
+from caprompt.experiments.run_folder import read_plan
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.plots import dots
 from caprompt.reproduce.tables import Column, Entry, Figure, Sheet, mean_of

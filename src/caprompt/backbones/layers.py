@@ -1,9 +1,4 @@
-"""The GELU of a frozen MLP in half precision on a GPU, where memory traffic is what it costs.
-
-Without gradient it belongs into the matrix product before it (`linear_gelu`): cuBLAS has one in its epilogue, in the tanh form,
-whose distance from the exact one is below the rounding of bfloat16. With gradient (`compact_gelu`) only the derivative is kept for
-the backward pass, in one byte: it lies in -0.13 ... 1.13, so steps of 1/200 are as fine as bfloat16 is at one; 0 and 1 are exact.
-"""
+"""Layers of the ViT that keep little for the backward pass: LayerNorm, GELU and linear maps."""
 
 from __future__ import annotations
 
@@ -12,12 +7,56 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["compact_gelu", "linear_gelu"]
+__all__ = ["Norm", "compact_gelu", "compact_norm", "linear_gelu", "mapped"]
 
 STEPS = 200  # of the derivative, per unit
 ZERO = 27  # the byte that stands for a derivative of 0
+
+
+class _CompactNorm(torch.autograd.Function):
+    """Forward as ever; backward from one byte a number. Weight and bias are frozen."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        variance, mean = torch.var_mean(wide, dim=-1, correction=0, keepdim=True)
+        scale = torch.rsqrt(variance + eps)
+        normed = (wide - mean) * scale
+        context.save_for_backward(normed.to(torch.float8_e4m3fn), scale, weight)
+        return (normed * weight + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kept, scale, weight = context.saved_tensors
+        normed, inner = kept.float(), gradient.float() * weight
+        along = (inner * normed).mean(dim=-1, keepdim=True)
+        back = scale * (inner - inner.mean(dim=-1, keepdim=True) - normed * along)
+        return back.to(gradient.dtype), None, None, None
+
+
+def compact_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm over the last dimension with frozen weight and bias.
+
+    >>> x = torch.tensor([[1.0, 3.0]], requires_grad=True)
+    >>> compact_norm(x, torch.ones(2), torch.zeros(2), 0.0).tolist()
+    [[-1.0, 1.0]]
+    """
+    out: Tensor = _CompactNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+class Norm(nn.LayerNorm):
+    """The norm of a block."""
+
+    compact = False  # keep a byte a number for the gradient; worth it where kernels are fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        if self.compact and x.requires_grad and not self.weight.requires_grad:
+            return compact_norm(x, self.weight, self.bias, self.eps)
+        return super().forward(x)
 
 
 @torch.library.custom_op("caprompt::linear_gelu", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor bias) -> Tensor")
@@ -74,4 +113,18 @@ def compact_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
     if not x.requires_grad:
         return F.gelu(x if bias is None else x + bias)
     out: Tensor = _CompactGelu.apply(x, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+def mapped(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear map of x, (..., D) -> (..., M). A compiler sees the bias apart: it adds it in the kernel that reads the product.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> x = torch.ones(4, 3)
+    >>> torch.equal(mapped(layer, x), layer(x))
+    True
+    """
+    if torch.compiler.is_compiling() and type(layer) is nn.Linear and layer.bias is not None:
+        return F.linear(x, layer.weight) + layer.bias
+    out: Tensor = layer(x)
     return out

@@ -1,0 +1,210 @@
+"""What a run leaves on disk: `run.json`, `results.json`, and the names of run folders."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from caprompt import __version__, checkpoint, metrics, protocols
+from caprompt.checkpoint.model import IN_PROGRESS, call_was_stopped
+from caprompt.errors import InputError, ModelFolderError
+from caprompt.experiments.config import RunConfig
+from caprompt.utils import files
+
+__all__ = [
+    "FORMAT",
+    "PLANNED",
+    "Results",
+    "TaskResult",
+    "check_same_plan",
+    "environment",
+    "finished_epochs",
+    "is_vacant",
+    "read_plan",
+    "run_folder",
+    "title",
+]
+
+FORMAT = 1  # of a run folder
+PLANNED = {"config", "options", "backbone", "tasks", "train", "test", "protocol", "environment"}  # what every run.json has
+REMEDY = "remove the folder and run it again, or read it with the version that wrote it"
+
+RUNS = Path("runs")
+
+
+def finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
+    """The epochs behind what lies in a model folder, those of a call that was stopped among them."""
+    for place in (model_folder / IN_PROGRESS, model_folder):
+        if checkpoint.exists(place) and (place == model_folder or call_was_stopped(model_folder)):
+            return list(checkpoint.read(place).metrics)
+    return []
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What the test said after one task, in percent, and what learning it cost."""
+
+    accuracies: tuple[float, ...]  # on the classes of each task so far: a row of the accuracy matrix
+    images: tuple[int, ...]  # test images behind each
+    task_identification: float
+    mean_passes: float
+    seconds: float  # spent in training epochs, whatever was repeated after a stop
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's accuracy matrix, row by row, and what follows from it."""
+
+    folder: Path
+    tasks: Sequence[Sequence[str]]
+    rows: Sequence[TaskResult]
+    protocol: str = protocols.HONEST
+    joint: bool = False  # all tasks were learned at once: there is one row, with every task in it
+
+    @property
+    def matrix(self) -> list[tuple[float, ...]]:
+        """`matrix[i][j]`: accuracy on task j after learning task i."""
+        return [row.accuracies for row in self.rows]
+
+    @property
+    def finished(self) -> bool:
+        """Have all tasks been learned and tested?"""
+        return len(self.rows) == (1 if self.joint else len(self.tasks))
+
+    def summary(self) -> dict[str, float]:
+        """The usual figures, in percent."""
+        last = self.rows[-1]
+        return {
+            "ACC": metrics.average_accuracy(self.matrix),
+            "AF": metrics.forgetting(self.matrix),
+            "learning_accuracy": metrics.learning_accuracy(self.matrix),
+            "pooled": metrics.pooled_accuracy(last.accuracies, last.images),
+            "average_incremental_accuracy": metrics.average_incremental_accuracy(self.matrix),
+            "backward_transfer": metrics.backward_transfer(self.matrix),
+            "task_identification": last.task_identification,
+        }
+
+    def save(self) -> None:
+        """Write `results.json`, atomically."""
+        document = {
+            "protocol": self.protocol,
+            "tasks": self.tasks,
+            "finished": self.finished,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        files.write_json(self.folder / "results.json", {**document, "summary": self.summary()})
+
+    @classmethod
+    def load(cls, folder: Path) -> Results:
+        """Read what a run has found so far."""
+        plan = read_plan(folder)
+        path = folder / "results.json"
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+            results = [
+                TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelFolderError(f"'{path}' is half-written or of another version of caprompt; {REMEDY}") from error
+        return cls(folder, plan["tasks"], results, plan["protocol"], plan["config"].get("joint", False))
+
+
+def is_vacant(folder: Path) -> bool:
+    """Is this a folder with nothing in it but what a kill may have left of a first write?"""
+    return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    versions = {
+        "caprompt": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    return {**versions, "device": f"{device.type}: {name}", "threads": torch.get_num_threads()}
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan of a run folder."""
+    try:
+        plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
+    except ValueError as error:
+        raise ModelFolderError(f"'{folder}' does not hold a run: run.json is half-written; {REMEDY}") from error
+    version = plan.get("format", 1) if isinstance(plan, dict) else None  # the first runs did not say
+    if not isinstance(version, int):
+        raise ModelFolderError(f"'{folder}' does not hold a run: its run.json is something else; {REMEDY}")
+    if version > FORMAT:
+        raise ModelFolderError(
+            f"the run in '{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade it"
+        )
+    if not plan.keys() >= PLANNED:
+        raise ModelFolderError(f"the run in '{folder}' was written by another version of caprompt; {REMEDY}")
+    return plan
+
+
+def check_same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    """A run can only be resumed as what it was; versions and machine may differ."""
+    before = read_plan(folder)
+    for part in ("config", "options", "backbone", "tasks", "train", "test"):
+        if json.loads(json.dumps(plan[part])) != before[part]:
+            raise InputError(f"the run in '{folder}' was started with other settings ({part} differs); resume it with the same")
+
+
+def run_folder(config: RunConfig, given: Path | None, resume: bool, several: bool) -> Path:
+    """Where a run is kept: the given folder, or one named after the run, numbered where that is taken.
+
+    With `resume`, the unfinished run like this; among several seeds also a finished one (there is nothing left to do)
+    or, for a seed that was not begun, a new one.
+    """
+    if given is not None:
+        return given / f"seed{config.seed}" if several else given
+    earlier: list[Path] = []
+    for place in places(config):
+        if not place.exists():
+            break
+        if same_run(place, config):
+            earlier.append(place)
+    if not resume:
+        return place
+    unfinished = [folder for folder in earlier if not Results.load(folder).finished]
+    if unfinished:
+        return unfinished[-1]
+    if not several:
+        raise InputError(f"there is no unfinished run like this under '{RUNS}'; start it without --resume")
+    return earlier[-1] if earlier else place
+
+
+def places(config: RunConfig) -> Iterator[Path]:
+    """The names that runs like this get, one after another."""
+    backbone = Path(config.backbone).name.removesuffix(".safetensors")
+    name = f"{Path(config.dataset).stem}-{title(config)}-{backbone}-seed{config.seed}"
+    yield RUNS / name
+    for number in count(2):
+        yield RUNS / f"{name}-{number}"
+
+
+def title(config: RunConfig) -> str:
+    """The method of a run, whether it leaks, and whether it is the joint upper bound."""
+    marks = {"released": config.options.get("protocol") == "released", "joint": config.joint}
+    return "-".join([config.method, *(mark for mark, holds in marks.items() if holds)])
+
+
+def same_run(folder: Path, config: RunConfig) -> bool:
+    """Was the run in this folder started with this configuration?"""
+    try:
+        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(before == json.loads(config.model_dump_json()))
