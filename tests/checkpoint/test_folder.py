@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from caprompt import checkpoint
+from caprompt.checkpoint import folder
 from caprompt.checkpoint.folder import Saved
 from caprompt.errors import ModelFolderError
 from caprompt.utils import files
@@ -62,7 +63,7 @@ def test_killed_between_any_two_file_operations_the_folder_is_old_or_new(
     with monkeypatch.context() as patch:
         for name in ("mkdir", "rename", "replace", "rmdir"):
             patch.setattr(Path, name, counted(getattr(Path, name)))
-        patch.setattr(checkpoint, "_write_through", counted(checkpoint._write_through))
+        patch.setattr(files, "_write_and_sync", counted(files._write_and_sync))
         try:
             checkpoint.write(folder, saved(2))
             survived = True
@@ -81,7 +82,7 @@ def test_the_new_version_counts_from_the_rename_on(tmp_path: Path, monkeypatch: 
     folder = tmp_path / "m"
     checkpoint.write(folder, saved(1))
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_finish", lambda folder: None)
+        patch.setattr(files, "finish_commit", lambda folder: None)
         checkpoint.write(folder, saved(2))
     assert checkpoint.read(folder).config["number"] == 2
 
@@ -119,7 +120,7 @@ def test_a_broken_config_is_one_sentence(tmp_path: Path, content: str) -> None:
 
 def test_a_newer_format_says_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+        patch.setattr(folder, "FORMAT", folder.FORMAT + 1)
         checkpoint.write(tmp_path, saved(1))
     with pytest.raises(ModelFolderError, match="newer caprompt .* upgrade"):
         checkpoint.read(tmp_path)

@@ -25,12 +25,12 @@ def test_flat_settings_become_a_run() -> None:
 
 
 def test_several_seeds_are_resumed_where_they_were_stopped(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caprompt.experiments import config
+    from caprompt.experiments import execution
 
     monkeypatch.chdir(tmp_path)
     write_squares(tmp_path / "data", ["red", "blue", "cyan"])
     given = {"dataset": "data", "backbone": str(backbone), "tasks": 2, **QUICK}
-    real, calls = config.run, 0
+    real, calls = execution.run_experiment, 0
 
     def interrupted(config, *args, **kwargs):  # type: ignore[no-untyped-def]
         nonlocal calls
@@ -44,7 +44,7 @@ def test_several_seeds_are_resumed_where_they_were_stopped(tmp_path: Path, backb
         return [str(results.folder) for results in found]
 
     with monkeypatch.context() as patch:
-        patch.setattr(config, "run", interrupted)
+        patch.setattr(execution, "run_experiment", interrupted)
         with pytest.raises(KeyboardInterrupt):
             go(resume=False)
     assert go(resume=True) == [f"runs/data-caprompt-tiny-seed{seed}" for seed in range(3)]

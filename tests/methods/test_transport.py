@@ -27,7 +27,7 @@ def test_matching_undoes_a_shuffle_and_does_not_mind_scale() -> None:
 def test_the_cost_is_the_squared_distance_of_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, reference = random(3, 4, seed=2), random(3, 4, seed=3)
     seen: list[Tensor] = []
-    monkeypatch.setattr("caprompt.methods.transport.matching_plan", lambda cost: seen.append(cost) or torch.eye(3))
+    monkeypatch.setattr("caprompt.methods.evoprompt.matching_plan", lambda cost: seen.append(cost) or torch.eye(3))
     alignment(rows, reference, "matching")
     for i in range(3):
         for j in range(3):

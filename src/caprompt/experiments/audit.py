@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caprompt import metrics
+from caprompt import checkpoint, metrics
 from caprompt.classifier import ContinualClassifier
-from caprompt.data import Samples
+from caprompt.data import Samples, load_dataset, read
+from caprompt.data.datasets.registry import DATASETS
+from caprompt.data.duplicates import occurring
 from caprompt.data.sources import Source
 from caprompt.engine.inputs import Feeder
 from caprompt.errors import InputError
 from caprompt.experiments import data_warnings
+from caprompt.experiments.run_folder import Results, read_plan
 from caprompt.protocols import HONEST, protocol, single
 from caprompt.utils import files
 
@@ -128,9 +131,6 @@ def changed(alone: Tensor, together: Tensor) -> int:
 
 def images_of(source: str, train: str | None) -> tuple[Samples, Samples | None]:
     """The images to test with, and those to look for them among, if they are known."""
-    from caprompt.data import load_dataset, read
-    from caprompt.data.datasets.registry import DATASETS
-
     if source in DATASETS:
         data = load_dataset(source)
         return data.test, read(train) if train else data.train
@@ -141,9 +141,6 @@ def doubts_about(
     model: ContinualClassifier, folder: Path, source: str, test: Samples, trained_on: Samples | None
 ) -> list[str | None]:
     """What the images and the backbone's past say about the figures."""
-    from caprompt.data.datasets.registry import DATASETS
-    from caprompt.data.duplicates import occurring
-
     dataset = source if source in DATASETS else dataset_of(folder)
     repeated = len(occurring(test, trained_on)) if trained_on else 0
     return [data_warnings.repeated_images(repeated, len(test)), data_warnings.labels_seen(model.backbone.name, dataset)]
@@ -159,8 +156,6 @@ def dataset_of(folder: Path) -> str:
 
 def keep_with_run(model: Path, document: dict[str, Any]) -> None:
     """Write the audit of a run's model into the run's folder, with the hash of what was audited: a report shows it."""
-    from caprompt import checkpoint
-
     home = model.resolve().parent
     if (home / "run.json").is_file():
         state = checkpoint.read_config(model)["files"][checkpoint.STATE]
@@ -169,9 +164,6 @@ def keep_with_run(model: Path, document: dict[str, Any]) -> None:
 
 def joint_figures(place: Path, model: ContinualClassifier) -> dict[str, float]:
     """What a joint run reached; one of another method, backbone, protocol or other classes is refused."""
-    from caprompt.experiments.run_folder import Results, read_plan
-    from caprompt.protocols import protocol
-
     folder = place.parent if place.is_file() else place
     try:
         plan, results = read_plan(folder), Results.load(folder)

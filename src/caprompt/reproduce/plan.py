@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from caprompt.errors import InputError, ModelFolderError, OptionError, did_you_mean
+from caprompt.experiments.config import RunConfig
 from caprompt.experiments.grid import Cell, is_done
+from caprompt.methods import find
 from caprompt.reproduce.evidence import Evidence, Place, Row, Target, kind_of
+from caprompt.reproduce.measures import concavity
 from caprompt.reproduce.scales import NO_DATA, OTHER_SCALE, Scale
 from caprompt.reproduce.targets.registry import TARGETS
 from caprompt.utils.files import write_json
@@ -79,9 +82,6 @@ def read_record(path: Path, home: Path) -> Evidence:
 
 def checked(given: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
     """Settings that at least one method of the targets has; what the targets themselves say cannot be set."""
-    from caprompt.experiments.config import RunConfig
-    from caprompt.methods import find
-
     methods = {row.method for target in targets for row in target.rows}
     known = {name for method in methods for name in find(method).options_class.model_fields}
     known = (known | RunConfig.model_fields.keys()) - set(FIXED)
@@ -94,8 +94,6 @@ def checked(given: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
 
 def leaking(target: Target) -> Target:
     """The same target, if it makes sense under the leaking protocol."""
-    from caprompt.reproduce.measures import concavity
-
     if concavity in target.measures:
         raise InputError(f"{target.name} is about an image's own prompts; it cannot be had with --protocol released")
     return target
@@ -103,8 +101,6 @@ def leaking(target: Target) -> Target:
 
 def merged(cells: list[Cell]) -> list[Cell]:
     """Each experiment once, with everything that any target measures on it; CAPrompt's own come as they are met."""
-    from caprompt.experiments.grid import Cell
-
     by_name: dict[str, Cell] = {}
     for cell in cells:
         before = by_name.get(cell.name)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from caprompt.cli.arguments import AsJson, Device, SkipBad
 from caprompt.cli.console import out, tell_skipped, tell_warnings
 from caprompt.errors import CapromptError
-from caprompt.experiments.audit import above_joint, doubts_about, images_of, joint_figures, keep_with_run
 from caprompt.protocols import warning
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["audit"]
 
@@ -57,6 +52,7 @@ def audit(
     """
     from caprompt.classifier import ContinualClassifier
     from caprompt.cli.tables import audit_table
+    from caprompt.experiments.audit import above_joint, doubts_about, images_of, joint_figures, keep_with_run
     from caprompt.experiments.audit import audit as examine
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)

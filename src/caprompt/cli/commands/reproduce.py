@@ -12,7 +12,6 @@ from caprompt.cli import arguments
 from caprompt.cli.arguments import Device, Set
 from caprompt.cli.console import err, out, tell_warnings
 from caprompt.errors import InputError, StoppedError
-from caprompt.reproduce.plan import checked, leaking, merged
 
 if TYPE_CHECKING:
     from caprompt.experiments.grid import Cell
@@ -68,7 +67,7 @@ def reproduce(
     if list_ or not targets:
         tell_targets()
         return
-    from caprompt.reproduce.plan import plan
+    from caprompt.reproduce.plan import checked, leaking, plan
     from caprompt.reproduce.scales import scale as find_scale
     from caprompt.reproduce.targets.registry import chosen
 
@@ -99,7 +98,7 @@ def run_all(found: list[tuple[Evidence, list[Cell]]], home: Path, jobs: int, dev
     """Run every cell that is not done, those that several targets need once."""
     from caprompt.cli.grid_progress import GridDisplay
     from caprompt.experiments.grid import is_done, run_grid
-    from caprompt.reproduce.plan import why_nothing
+    from caprompt.reproduce.plan import merged, why_nothing
 
     cells = merged([cell for _, own in found for cell in own])
     if not cells:

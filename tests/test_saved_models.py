@@ -1,0 +1,61 @@
+"""Models saved by version 0.1.0, before the package was restructured, still load, predict the same bits, and can be resumed.
+
+`tests/fixtures/models` holds a model of every method after two tasks, and the checkpoint of a third call that was stopped in its
+second epoch. `expected.json` has the predictions that the code of then made, before and after resuming that call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import squares
+
+from caprompt import ContinualClassifier
+from caprompt.methods import registered
+
+MODELS = Path(__file__).parent / "fixtures" / "models"
+BACKBONE = MODELS / "tiny.safetensors"
+EXPECTED: dict[str, Any] = json.loads((MODELS / "expected.json").read_text(encoding="utf-8"))
+# Another CPU or torch multiplies matrices in another order, so the last bits are its own.
+SAME_KERNELS = (torch.__version__, torch.backends.cpu.get_cpu_capability()) == (EXPECTED["torch"], EXPECTED["cpu"])
+
+
+def predict(model: ContinualClassifier) -> list[dict[str, Any]]:
+    images, _ = squares(("red", "green", "blue", "yellow"), each=2, start=50)
+    return json.loads(json.dumps([prediction.as_dict() for prediction in model.predict(images, top=9)]))
+
+
+def assert_same(predictions: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    if SAME_KERNELS:
+        assert predictions == expected
+        return
+    for one, other in zip(predictions, expected, strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-4)
+        assert one["task_weights"] == pytest.approx(other["task_weights"], abs=1e-4)
+
+
+def test_every_method_has_a_saved_model() -> None:
+    assert set(registered()) <= EXPECTED["models"].keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED["models"])
+def test_a_saved_model_predicts_the_same_bits(name: str) -> None:
+    model = ContinualClassifier.load(MODELS / name, backbone=BACKBONE, device="cpu")
+    assert_same(predict(model), EXPECTED["models"][name]["predictions"])
+
+
+@pytest.mark.parametrize("name", [name for name, facts in EXPECTED["models"].items() if facts["stopped"]])
+def test_a_call_that_was_stopped_then_is_resumed_to_the_same_model(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(MODELS / name, tmp_path / name)
+    model = ContinualClassifier.load(folder, backbone=BACKBONE, device="cpu")
+    model.learn(squares(("yellow", "cyan")), folder=folder, resume=True)
+    assert_same(predict(model), EXPECTED["models"][name]["resumed"])
+    if SAME_KERNELS:
+        state = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
+        assert state == EXPECTED["models"][name]["resumed_state_sha256"]
