@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from caprompt.cli import arguments
-from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.config import build_run_config, preset_settings
 from caprompt.experiments.execution import run_experiment
 from caprompt.experiments.plots import accuracy_curve
 from caprompt.experiments.run_folder import read_plan
@@ -43,7 +43,7 @@ def measure(row: str, order: str, folder: Path, common: dict[str, Any]) -> dict[
     preset, own = ROWS[row]
     where = {"order": "natural", "seed": 0} if order == "natural" else {"order": "shuffled", "seed": int(order)}
     given = {"dataset": "cifar100", **own, **where, **common}
-    config = run_config({**preset_settings(preset, given), **given})
+    config = build_run_config({**preset_settings(preset, given), **given})
     began = time.perf_counter()
     results = run_experiment(config, folder, resume=folder.exists())
     return {
@@ -95,7 +95,12 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "cifar100.png")
     args = parser.parse_args()
 
-    common = {"backbone": args.backbone, "epochs": args.epochs, "validation": args.validation, **arguments.gathered(None, args.set)}
+    common = {
+        "backbone": args.backbone,
+        "epochs": args.epochs,
+        "validation": args.validation,
+        **arguments.collect_settings(None, args.set),
+    }
     home = args.folder or Path(tempfile.mkdtemp())
     jobs = [(row, order, home / f"{row} {order}".replace(" ", "-"), common) for order in args.orders for row in args.rows]
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:

@@ -19,12 +19,12 @@ import torch
 from measuring import RESULTS, batch, caprompt, ceilings, forward_gflop, plain_losses, save
 from page import cpu_step
 
-from caprompt.backbones.weights import DEFAULT_BACKBONE, find_backbone
-from caprompt.engine.trainer import Step, for_training
+from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
+from caprompt.engine.trainer import TrainingStep, build_optimizer
 from caprompt.methods.caprompt import CAPrompt
 
 TASKS = 3
-CONFIG = find_backbone(DEFAULT_BACKBONE).config
+CONFIG = load_backbone(DEFAULT_BACKBONE).config
 
 
 def made(dtype: torch.dtype) -> CAPrompt:
@@ -34,7 +34,7 @@ def made(dtype: torch.dtype) -> CAPrompt:
 
 def plain_step(method: CAPrompt) -> Callable[[], Any]:
     """The yardstick."""
-    optimizer = for_training(method)
+    optimizer = build_optimizer(method)
     images, labels = batch(method, args.batch)
 
     def step() -> None:
@@ -48,7 +48,7 @@ def plain_step(method: CAPrompt) -> Callable[[], Any]:
 
 def package_step(method: CAPrompt) -> Callable[[], Any]:
     """The package's."""
-    step = Step(method, for_training(method))
+    step = TrainingStep(method, build_optimizer(method))
     images, labels = batch(method, args.batch)
     return lambda: step(images, labels)
 

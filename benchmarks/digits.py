@@ -22,7 +22,7 @@ import torch
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
 from caprompt.experiments.plots import accuracy_curve
-from caprompt.experiments.run_folder import Results, environment
+from caprompt.experiments.run_folder import RunResult, environment
 from caprompt.protocols import single
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure(method: str, options: dict[str, Any], seed: int) -> tuple[Results, float]:
+def measure(method: str, options: dict[str, Any], seed: int) -> tuple[RunResult, float]:
     """One run in a folder that is thrown away, and its wall time."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

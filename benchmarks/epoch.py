@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 
 from caprompt import ContinualClassifier
 from caprompt.data import load_dataset
-from caprompt.engine.trainer import Step, for_training
+from caprompt.engine.trainer import TrainingStep, build_optimizer
 from caprompt.methods.caprompt import CAPrompt
-from caprompt.utils.cuda_graphs import recorded
+from caprompt.utils.cuda_graphs import capture
 
 
 def measure(size: int, folder: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def measure(size: int, folder: Path) -> dict[str, Any]:
     ended = model.history[-1]
     assert isinstance(model.method, CAPrompt)
     images, labels = batch(model.method, size)
-    step = recorded(Step(model.method, for_training(model.method)), model.device)
+    step = capture(TrainingStep(model.method, build_optimizer(model.method)), model.device)
     bare = size / median_seconds(lambda: step(images, labels))
     whole = ended["images"] / ended["seconds"]
     return {"batch": size, "epoch_images_per_s": whole, "step_images_per_s": bare, "share": whole / bare}

@@ -17,7 +17,7 @@ from measuring import RESULTS, save
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
 from caprompt.data.tasks import class_order
-from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.config import build_run_config, preset_settings
 from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.page import few_section
 from caprompt.reproduce.scales import backbone_title
@@ -29,7 +29,7 @@ NAME = "few"
 def accuracy(row: Row, seed: int, data: Dataset) -> float:
     """ACC after the last task, in percent."""
     given = {"method": row.method, "backbone": args.backbone, **row.options}
-    options = run_config({**preset_settings("budget", given), **given}).options
+    options = build_run_config({**preset_settings("budget", given), **given}).options
     model = ContinualClassifier(row.method, args.backbone, seed=seed, **options)
     order = class_order(data.train.classes, "shuffled", seed)
     few = data.train.first_of_each(args.images)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from caprompt import ContinualClassifier
 from caprompt.data import Samples, load_dataset
-from caprompt.engine.inputs import Feeder
+from caprompt.engine.inputs import InputPipeline
 from caprompt.methods.base import Batches
 from caprompt.methods.components.heads import Head, PrototypeHead
 from caprompt.methods.components.ridge import RandomRidge
@@ -30,7 +30,7 @@ PROJECTIONS = 8000
 
 def by_pillow(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:
     """As every method here sees pictures."""
-    yield from Feeder(model.backbone, model.device).plain(samples, targets, model.method.options, 500)
+    yield from InputPipeline(model.backbone, model.device).plain(samples, targets, model.method.options, 500)
 
 
 def by_interpolate(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:

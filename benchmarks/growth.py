@@ -17,12 +17,12 @@ from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
 from page import growth
 
 from caprompt.backbones.vit import ViTConfig
-from caprompt.engine.inference import Answering
-from caprompt.engine.trainer import Step, for_training
+from caprompt.engine.inference import Predictor
+from caprompt.engine.trainer import TrainingStep, build_optimizer
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
-from caprompt.methods.components.heads import GrowingHead
-from caprompt.utils.cuda_graphs import recorded
+from caprompt.methods.components.heads import LinearHead
+from caprompt.utils.cuda_graphs import capture
 
 TINY = ViTConfig(image_size=32, patch_size=8, width=64, depth=2, heads=2, mlp_width=128)
 KINDS = ("mean", "variance", "multi-centroid", "low-rank", "covariance")
@@ -32,33 +32,37 @@ def at(tasks: int, classes: int) -> dict[str, Any]:
     """Milliseconds of a training step and of a prediction, with so many tasks of so many classes in all."""
     method = caprompt(DEVICE, DTYPE, tasks, classes=max(1, classes // tasks), config=CONFIG)
     images, labels = batch(method, args.batch)
-    step = recorded(Step(method, for_training(method)), DEVICE)
-    ask = Answering(method, args.batch)
-    found = {"tasks": tasks, "classes": method.classes, "step_ms": 1e3 * median_seconds(lambda: step(images, labels), args.repeats)}
+    step = capture(TrainingStep(method, build_optimizer(method)), DEVICE)
+    ask = Predictor(method, args.batch)
+    found = {
+        "tasks": tasks,
+        "classes": method.num_classes,
+        "step_ms": 1e3 * median_seconds(lambda: step(images, labels), args.repeats),
+    }
     return {**found, "prediction_ms": 1e3 * median_seconds(lambda: ask.together(images), args.repeats)}
 
 
 def time_alignment(classes: int) -> dict[str, Any]:
     """Seconds of one alignment of the head at the default options, with statistics of random features."""
     options = ReplayOptions(batch_size=24)
-    statistics = alignment.build(options, CONFIG.width).to(DEVICE)
+    statistics = alignment.build_statistics(options, CONFIG.width).to(DEVICE)
     statistics.grow(classes)
     chance = torch.Generator().manual_seed(0)
     for label in range(classes):
         features = torch.randn(50, CONFIG.width, generator=chance).double() + label
         statistics.observe(label, features.to(DEVICE))
-    head = GrowingHead(CONFIG.width)
+    head = LinearHead(CONFIG.width)
     head.grow(classes, chance)
     head.to(DEVICE)
     began = time.perf_counter()
-    alignment.align(head, statistics, options, classes - 10, chance)
+    alignment.align_head(head, statistics, options, classes - 10, chance)
     float(head.weight.detach().sum())
     return {"classes": classes, "width": CONFIG.width, "seconds": time.perf_counter() - began}
 
 
 def bytes_per_class() -> dict[str, int]:
     """What each kind of statistics keeps of a class."""
-    made = {kind: alignment.build(ReplayOptions(replay=kind), CONFIG.width) for kind in KINDS}
+    made = {kind: alignment.build_statistics(ReplayOptions(replay=kind), CONFIG.width) for kind in KINDS}
     return {kind: statistics.bytes_per_class() for kind, statistics in made.items()}
 
 

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from caprompt import ContinualClassifier
 from caprompt.data import Samples, load_dataset
-from caprompt.engine.inference import Answering, close
-from caprompt.engine.inputs import Feeder
+from caprompt.engine.inference import Predictor, is_close
+from caprompt.engine.inputs import InputPipeline
 
 
 def asked(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> tuple[Tensor, Tensor, float]:
     """Probabilities, and logits before any decision is made again: (N, C) each, with batches of this size; what was close."""
-    feeder = Feeder(model.backbone, model.device)
+    feeder = InputPipeline(model.backbone, model.device)
     found, first = [], []
     with model.with_options({"precision": precision}):
-        ask = Answering(model.method, size)
+        ask = Predictor(model.method, size)
         for images, _ in feeder.plain(samples, [0] * len(samples), model.method.options, size):
             answer = ask.together(images)
             first.append(answer.logits.clone())
@@ -54,7 +54,7 @@ def main() -> None:
                 {
                     "precision": precision,
                     "batch": size,
-                    "again_percent": 100 * float(close(first, bound).float().mean()),
+                    "again_percent": 100 * float(is_close(first, bound).float().mean()),
                     "bound": bound,
                     "rounding": float((first - alone_first).abs().max()),
                     "labels_first": int((first.argmax(dim=1) != alone_first.argmax(dim=1)).sum()),

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from caprompt.backbones.fp8 import hold_in_fp8
+from caprompt.backbones.fp8 import convert_to_fp8
 from caprompt.backbones.layers import Norm
 from caprompt.backbones.vit import Mlp, ViT, ViTConfig
 from caprompt.experiments.run_folder import environment
@@ -141,7 +141,7 @@ class Variant:
             getattr(torch.backends.cuda, f"enable_{kind}_sdp")(self.attention in ("", kind))
         method = caprompt(torch.device("cuda"), self.dtype, tasks)
         if self.in_fp8:
-            hold_in_fp8(method.vit)
+            convert_to_fp8(method.vit)
         if self.compiled:
             method.vit.set_compiled(True)
             for part in method.vit.modules():
@@ -154,13 +154,13 @@ def batch(method: CAPrompt, size: int) -> tuple[Tensor, Tensor]:
     """Random images and labels of the current task."""
     chance, side = torch.Generator().manual_seed(1), method.vit.config.image_size
     images = torch.randn(size, 3, side, side, generator=chance).to(method.device)
-    return images, torch.randint(method.known, method.classes, (size,), generator=chance).to(method.device)
+    return images, torch.randint(method.num_known_classes, method.num_classes, (size,), generator=chance).to(method.device)
 
 
 def plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """CAPrompt's loss with four separate passes."""
     prompts, options = torch.stack(method.prompts), method.options
-    known = method.known
+    known = method.num_known_classes
 
     def features(weights: Tensor, among: Tensor) -> Tensor:
         rows = torch.einsum("bt,tlknd->lkbnd", weights, among)

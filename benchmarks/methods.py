@@ -22,7 +22,7 @@ from measuring import RESULTS, save
 
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
-from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.config import build_run_config, preset_settings
 from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.scales import backbone_title
 from caprompt.reproduce.targets.comparison import ROWS, SPEED_FILE
@@ -35,7 +35,7 @@ TESTED = 25  # test images of each class
 def measured(row: Row, data: Dataset) -> dict[str, Any]:
     """Learn, time the last epoch and the rest of the last task, predict twice and time the second time."""
     given = {"method": row.method, "backbone": args.backbone, **row.options, "epochs": EPOCHS}
-    options = run_config({**preset_settings("budget", given), **given}).options
+    options = build_run_config({**preset_settings("budget", given), **given}).options
     model = ContinualClassifier(row.method, args.backbone, **options)
     classes = data.train.classes
     for start in range(0, len(classes) - 10, 10):

@@ -17,7 +17,7 @@ from typing import Any
 from measuring import RESULTS, save
 from page import precision
 
-from caprompt.experiments.config import preset_settings, run_config
+from caprompt.experiments.config import build_run_config, preset_settings
 from caprompt.experiments.execution import run_experiment
 from caprompt.reproduce.scales import backbone_title
 
@@ -25,7 +25,7 @@ from caprompt.reproduce.scales import backbone_title
 def measured(kind: str, seed: int) -> dict[str, Any]:
     """One run: its figures after the last task, and the time that learning took."""
     given = {"dataset": "cifar100", "backbone": args.backbone, "order": "natural", "seed": seed, "per_class": args.images}
-    config = run_config({**preset_settings("budget", given), **given, "precision": kind})
+    config = build_run_config({**preset_settings("budget", given), **given, "precision": kind})
     with tempfile.TemporaryDirectory() as folder:
         results = run_experiment(config, (args.folder or Path(folder)) / f"{kind}-{seed}")
     summary = results.summary()

@@ -3,7 +3,7 @@
     python benchmarks/prediction.py                  # prints a table, writes benchmarks/results/prediction.json
 
 Shares are of the matrix ceiling measured in the same run; two cycles are two forward passes of 35 GFLOP an image. Random images on
-random weights are all close decisions, so what `Answering` asks again is left out; `invariance.py` counts it on real images.
+random weights are all close decisions, so what `Predictor` asks again is left out; `invariance.py` counts it on real images.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from measuring import BASE, RESULTS, Variant, batch, ceilings, forward_gflop, median_seconds, save, where_time_goes
 from page import prediction
 
-from caprompt.engine.inference import Answering
+from caprompt.engine.inference import Predictor
 
 GFLOP = 2 * forward_gflop(BASE)
 VARIANTS = {
@@ -30,7 +30,7 @@ VARIANTS = {
 def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     """One row."""
     method = VARIANTS[name].applied(tasks=10)
-    ask = Answering(method, size)
+    ask = Predictor(method, size)
     images, _ = batch(method, size)
     torch.cuda.reset_peak_memory_stats()
     seconds = median_seconds(lambda: ask.together(images))

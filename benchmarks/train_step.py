@@ -33,9 +33,9 @@ from measuring import (
 from page import train_step
 from torch import Tensor
 
-from caprompt.engine.trainer import Step, for_training
+from caprompt.engine.trainer import TrainingStep, build_optimizer
 from caprompt.methods.caprompt import CAPrompt
-from caprompt.utils.cuda_graphs import Recorded
+from caprompt.utils.cuda_graphs import CapturedFunction
 
 GFLOP = 6 * forward_gflop(BASE)  # a step of a task after the first, per image
 TASKS = 6
@@ -53,7 +53,7 @@ VARIANTS = {
 }
 
 
-class PlainStep(Step):
+class PlainStep(TrainingStep):
     """The yardstick's step."""
 
     def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -90,9 +90,9 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     variant = VARIANTS[name]
     method = variant.applied(TASKS)
     accuracy = errors(method, size) if not variant.plain and size == min(args.batches) else {}
-    kind = PlainStep if variant.plain else Step
-    step = kind(method, for_training(method))
-    call = Recorded(step) if variant.recorded else step
+    kind = PlainStep if variant.plain else TrainingStep
+    step = kind(method, build_optimizer(method))
+    call = CapturedFunction(step) if variant.recorded else step
     images, labels = batch(method, size)
     gc.collect()  # the float64 network that errors were measured against
     torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from caprompt.methods import evoprompt
-from caprompt.methods.components.heads import linear_start
+from caprompt.methods.components.heads import linear_init
 
 HERE = Path(__file__).parent
 WIDTH, TOKENS, HIDDEN = 768, 5, 16
@@ -66,7 +66,7 @@ def timed(make: Callable[[], Pair]) -> tuple[Pair, float]:
 def measure(noise: float) -> dict[str, dict[str, float]]:
     """Time and differences of each route for weights that have moved so far."""
     chance = torch.Generator().manual_seed(0)
-    reference = linear_start((HIDDEN, WIDTH), WIDTH, chance), linear_start((TOKENS * WIDTH, HIDDEN), HIDDEN, chance)
+    reference = linear_init((HIDDEN, WIDTH), WIDTH, chance), linear_init((TOKENS * WIDTH, HIDDEN), HIDDEN, chance)
     down, up = (weight + noise * weight.std() * torch.randn(weight.shape, generator=chance) for weight in reference)
     new = down, up
     queries = torch.randn(256, WIDTH, generator=chance)

@@ -19,8 +19,8 @@ from typing import Any
 from caprompt import ContinualClassifier
 from caprompt.cli import arguments
 from caprompt.data import load_dataset
-from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.execution import readable_parts, run_experiment
+from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.execution import load_splits, run_experiment
 from caprompt.metrics import incremental_accuracies
 
 USUAL = {"dataset": "cifar100", "epochs": 8, "batch_size": 64, "validation": 0.1, "seed": 11}
@@ -28,8 +28,8 @@ USUAL = {"dataset": "cifar100", "epochs": 8, "batch_size": 64, "validation": 0.1
 
 def main() -> None:
     """Run, sweep, print, log."""
-    given = {**USUAL, "backbone": args.backbone, **arguments.gathered(None, args.set)}
-    config = run_config({**preset_settings(args.preset, given), **given})
+    given = {**USUAL, "backbone": args.backbone, **arguments.collect_settings(None, args.set)}
+    config = build_run_config({**preset_settings(args.preset, given), **given})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         results = run_experiment(config, Path(folder) / "run")
@@ -37,7 +37,7 @@ def main() -> None:
     curve = [round(accuracy, 1) for accuracy in incremental_accuracies(results.matrix)]
     figures = {key: round(results.summary()[key], 2) for key in ("ACC", "AF", "task_identification")}
     tell({"set": args.set, "seed": config.seed, **figures, "curve": curve, "seconds": round(time.perf_counter() - began)})
-    _, held_out = readable_parts(load_dataset(config.dataset), config, skip_bad=False)
+    _, held_out = load_splits(load_dataset(config.dataset), config, skip_bad=False)
     for text in args.sweep:
         name, _, values = text.partition("=")
         for value in values.split(","):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from caprompt.experiments.grid import Cell
-from caprompt.experiments.run_folder import PLANNED, Results, TaskResult
-from caprompt.methods import find
+from caprompt.experiments.run_folder import PLANNED, RunResult, TaskResult
+from caprompt.methods import get_method
 from caprompt.protocols import protocol
 from caprompt.reproduce.evidence import Evidence
 from caprompt.reproduce.plan import plan
@@ -25,7 +25,7 @@ def pretend(cell: Cell, home: Path, accuracy: float = 60.0) -> None:
     """Write what a finished cell leaves, without a model: accuracies that follow from a number and the seed."""
     folder = home / cell.name
     folder.mkdir(parents=True)
-    seed, options = cell.config.seed, find(cell.config.method).options_class(**cell.config.options)
+    seed, options = cell.config.seed, get_method(cell.config.method).options_class(**cell.config.options)
     config = cell.config.model_dump(mode="json")
     rules = protocol(options, cell.config.give_task)
     document: dict[str, Any] = {**{part: {} for part in PLANNED}, "config": config, "tasks": TASKS, "protocol": rules}
@@ -34,7 +34,7 @@ def pretend(cell: Cell, home: Path, accuracy: float = 60.0) -> None:
         TaskResult(tuple(accuracy + seed + 10 * task - step for task in range(step + 1)), (4,) * (step + 1), 70.0, 2.0, 1.5)
         for step in range(3)
     ]
-    Results(folder, TASKS, rows, rules).save()
+    RunResult(folder, TASKS, rows, rules).save()
     for measure in cell.measures:
         (folder / f"{measure.__name__}.json").write_text(json.dumps(measured(cell)[measure.__name__]))
 
@@ -46,7 +46,7 @@ def measured(cell: Cell) -> Mapping[str, Any]:
     theorem |= {"delta": -0.01, "delta_holds": 80.0, "delta_newest": -0.02, "delta_holds_newest": 90.0}
     return {
         "given_task": {
-            "protocol": protocol(find(cell.config.method).options_class(**cell.config.options), give_task=True),
+            "protocol": protocol(get_method(cell.config.method).options_class(**cell.config.options), give_task=True),
             "ACC": 90.0 + seed,
             "pooled": 91.0,
         },

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.cli.app import main
-from caprompt.methods import find
+from caprompt.methods import get_method
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 TINY = ViTConfig(image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_width=64)
@@ -42,7 +42,7 @@ SMALL = {"bottleneck": 4}
 
 def quick_options(method: str) -> dict[str, int]:
     """Options that make a method learn quickly and stay small, as far as it has them."""
-    return {name: value for name, value in {**QUICK, **SMALL}.items() if name in find(method).options_class.model_fields}
+    return {name: value for name, value in {**QUICK, **SMALL}.items() if name in get_method(method).options_class.model_fields}
 
 
 def tiny_vit(seed: int = 0, config: ViTConfig = TINY) -> ViT:

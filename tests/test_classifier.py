@@ -12,7 +12,7 @@ from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.backbones.vit import COMPILED
-from caprompt.callbacks.events import CallBegan, CallEnded, Consolidating, Event, Reading, StepTaken
+from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 
 
@@ -92,13 +92,13 @@ def test_giving_the_task_away_uses_that_tasks_prompt(backbone: Path) -> None:
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
     seen: list[list[int]] = []
-    real = model.method.answer
+    real = model.method.predict
 
     def spied(images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> object:
         seen.append([] if true_tasks is None else true_tasks.tolist())
         return real(images, true_tasks)
 
-    model.method.answer = spied  # type: ignore[method-assign, assignment]
+    model.method.predict = spied  # type: ignore[method-assign, assignment]
     assert model.evaluate(squares(["blue", "red"]), give_task=True).mean_passes == 1
     assert model.evaluate(squares(["red"])).mean_passes == 2
     assert seen == [[1] * 5 + [0] * 5, []]
@@ -146,9 +146,9 @@ def test_events_in_order(backbone: Path) -> None:
     events: list[Event] = []
     fresh(backbone).learn(squares(["red", "green"]), listen=events.append)
     kinds = [type(event) for event in events]
-    assert kinds[0] is Reading
-    assert kinds.index(CallBegan) < kinds.index(StepTaken) < kinds.index(CallEnded)
-    began = next(event for event in events if isinstance(event, CallBegan))
+    assert kinds[0] is ImagesChecked
+    assert kinds.index(LearnStarted) < kinds.index(StepEnded) < kinds.index(LearnEnded)
+    began = next(event for event in events if isinstance(event, LearnStarted))
     assert (began.task, began.new_classes, began.images, began.epochs) == (1, ("green", "red"), 10, 2)
 
 
@@ -156,9 +156,9 @@ def test_a_method_that_does_not_train_tells_of_no_step(backbone: Path, tmp_path:
     events: list[Event] = []
     model = ContinualClassifier("ncm", backbone)
     model.learn(squares(["red", "green"]), folder=tmp_path, listen=events.append)
-    kinds = [type(event) for event in events if not isinstance(event, Reading)]
-    assert kinds == [CallBegan, Consolidating, CallEnded]
-    assert next(event for event in events if isinstance(event, CallBegan)).epochs == 0
+    kinds = [type(event) for event in events if not isinstance(event, ImagesChecked)]
+    assert kinds == [LearnStarted, Consolidating, LearnEnded]
+    assert next(event for event in events if isinstance(event, LearnStarted)).epochs == 0
     assert model.history == []
     again = ContinualClassifier.load(tmp_path)
     assert again.evaluate(squares(["red", "green"], start=30)).accuracy == 100
@@ -171,7 +171,7 @@ def test_a_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:
     files = {path: path.read_bytes() for path in (tmp_path / "m").iterdir()}
 
     def interrupt(event: Event) -> None:
-        if isinstance(event, StepTaken):
+        if isinstance(event, StepEnded):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -187,7 +187,7 @@ def test_resuming_with_other_images_is_refused(backbone: Path, tmp_path: Path) -
     model = fresh(backbone, epochs=3)
 
     def stop(event: Event) -> None:
-        if isinstance(event, StepTaken) and event.epoch == 1:
+        if isinstance(event, StepEnded) and event.epoch == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -237,7 +237,7 @@ def test_a_model_that_moved_on_meanwhile_is_not_overwritten(backbone: Path, tmp_
     model.learn(squares(["red"]), folder=tmp_path / "m")
 
     def meanwhile(event: Event) -> None:
-        if isinstance(event, CallEnded):
+        if isinstance(event, LearnEnded):
             other = ContinualClassifier.load(tmp_path / "m")
             other.learn(squares(["cyan"]))
             other.save(tmp_path / "m")
@@ -251,7 +251,7 @@ def test_a_model_that_moved_on_meanwhile_is_not_overwritten(backbone: Path, tmp_
 
 def test_resuming_as_another_model_is_refused(backbone: Path, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
-        if isinstance(event, StepTaken) and event.epoch == 1:
+        if isinstance(event, StepEnded) and event.epoch == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from caprompt import ContinualClassifier, checkpoint
 
 # What each process is let to do before it is killed, so that kills fall into reading, training, the checkpoint of an epoch,
 # alignment, saving the model, testing and writing the results.
-UNTIL = ("Reading", "StepTaken", "EpochEnded", "StepTaken", "Consolidating", "CallEnded") * 2
+UNTIL = ("Reading", "StepEnded", "EpochEnded", "StepEnded", "Consolidating", "LearnEnded") * 2
 COLOURS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
 
 # A run that goes on from whatever it finds, and says so at every step it takes.
@@ -43,7 +43,7 @@ def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbon
     assert start(whole).communicate()[0].count("EpochEnded") == 48
     chance = random.Random(0)
     for event in UNTIL:
-        kill_after(start(killed), event, times=chance.randint(1, 5) if event == "StepTaken" else 1, delay=chance.uniform(0, 0.05))
+        kill_after(start(killed), event, times=chance.randint(1, 5) if event == "StepEnded" else 1, delay=chance.uniform(0, 0.05))
         assert_readable(killed / "model")
     epochs_left = start(killed).communicate()[0].count("EpochEnded")
     assert 0 < epochs_left < 48, "the kills should have fallen into the middle of the work"

@@ -40,6 +40,6 @@ def test_average_incremental_accuracy_is_a_mean_of_means() -> None:
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError):
-        metrics.percent_right([1, 2], [1])
+        metrics.percent_correct([1, 2], [1])
     with pytest.raises(ValueError):
         metrics.pooled_accuracy([1.0], [1, 2])

@@ -11,7 +11,7 @@ import torch
 from helpers import tiny_vit, write_backbone, write_squares
 
 from caprompt.backbones.vit import ViTConfig
-from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGED, find_backbone
+from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGED, load_backbone
 from caprompt.utils.files import sha256_of
 
 TOOLS = Path(__file__).parents[1] / "tools"
@@ -68,7 +68,7 @@ def test_every_mode_learns_and_writes_a_backbone(
         assert len(values) == 12
         assert sum(values[-3:]) < sum(values[:3])
     assert "nearest class mean on 9 test images" in printed.splitlines()[-1]
-    found = find_backbone(out)
+    found = load_backbone(out)
     assert found.config == ViTConfig(image_size=16, patch_size=4, width=16, depth=1, heads=2, mlp_width=64)
     assert found.build()(torch.randn(2, 3, 16, 16)).shape == (2, 16)
     assert [path.name for path in tmp_path.glob("*.part")] == []
@@ -151,7 +151,7 @@ def test_ncm_prints_a_row_for_each_and_writes_json(
 
 def test_the_packaged_backbone_is_small_and_is_the_one_its_card_describes() -> None:
     path = PACKAGED / f"{DEFAULT_BACKBONE}.safetensors"
-    found = find_backbone(DEFAULT_BACKBONE)
+    found = load_backbone(DEFAULT_BACKBONE)
     assert path.stat().st_size <= 6_000_000
     assert found.config == ViTConfig(image_size=64, patch_size=8, width=192, depth=6, heads=3, mlp_width=768)
     assert all(bool(tensor.isfinite().all()) for tensor in found.build().state_dict().values())

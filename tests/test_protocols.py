@@ -21,7 +21,7 @@ RELEASED = CAPromptOptions(protocol="released", classifier="aligned")
 def test_every_way_of_testing_has_a_kind_of_its_own(options: Options, give_task: bool, kind: str) -> None:
     sentence = protocols.protocol(options, give_task)
     assert protocols.kind(sentence) == kind
-    assert (kind in protocols.in_percent("x", sentence).lower()) == (kind != "honest")
+    assert (kind in protocols.percent_title("x", sentence).lower()) == (kind != "honest")
 
 
 def test_only_one_protocol_at_a_time() -> None:
@@ -35,8 +35,8 @@ def test_only_one_protocol_at_a_time() -> None:
 
 def test_released_programs_test_one_task_at_a_time() -> None:
     groups = [1, 0, 1, 2, 0]
-    assert protocols.shown_together(Options(), groups, 64) == [([0, 1, 2, 3, 4], 64)]
-    assert protocols.shown_together(RELEASED, groups, 64) == [([1, 4], 100), ([0, 2], 100), ([3], 100)]
+    assert protocols.group_for_batches(Options(), groups, 64) == [([0, 1, 2, 3, 4], 64)]
+    assert protocols.group_for_batches(RELEASED, groups, 64) == [([1, 4], 100), ([0, 2], 100), ([3], 100)]
 
 
 def test_a_leaking_model_is_warned_of() -> None:

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from caprompt.backbones.weights import find_backbone
-from caprompt.data import read
+from caprompt.backbones.weights import load_backbone
+from caprompt.data import read_source
 
 PACK = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, PICTURES = PACK / "deit_tiny_patch16_224.safetensors", PACK / "tinyimagenet200_64px.npz"
@@ -35,8 +35,8 @@ def test_deit_tiny_tells_the_classes_of_tiny_imagenet_apart(tmp_path: Path) -> N
     """Its 1,000 answers have no names here, but each class's most frequent one should be its own: 153 of 200 are."""
     words = [str(PACK / "unpack.py"), PICTURES.stem, "--to", str(tmp_path), "--per-class", "1"]
     subprocess.run([sys.executable, *words], check=True, timeout=300)
-    shown = read(tmp_path / PICTURES.stem / "test")
-    backbone, tensors = find_backbone(WEIGHTS), load_file(WEIGHTS)
+    shown = read_source(tmp_path / PICTURES.stem / "test")
+    backbone, tensors = load_backbone(WEIGHTS), load_file(WEIGHTS)
     vit, size = backbone.build(), backbone.config.image_size
     head, bias = tensors["head.weight"].float(), tensors["head.bias"].float()
     mean, std = (torch.tensor(values)[:, None, None] for values in (backbone.mean, backbone.std))

@@ -17,7 +17,7 @@ import torch
 from helpers import squares
 
 from caprompt import ContinualClassifier
-from caprompt.methods import registered
+from caprompt.methods import list_methods
 
 MODELS = Path(__file__).parent / "fixtures" / "models"
 BACKBONE = MODELS / "tiny.safetensors"
@@ -41,7 +41,7 @@ def assert_same(predictions: list[dict[str, Any]], expected: list[dict[str, Any]
 
 
 def test_every_method_has_a_saved_model() -> None:
-    assert set(registered()) <= EXPECTED["models"].keys()
+    assert set(list_methods()) <= EXPECTED["models"].keys()
 
 
 @pytest.mark.parametrize("name", EXPECTED["models"])

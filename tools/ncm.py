@@ -27,7 +27,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.backbones.weights import find_backbone
+from caprompt.backbones.weights import load_backbone
 from caprompt.errors import CapromptError, DataError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -115,7 +115,7 @@ def features(vit: ViT, images: Iterator[Tensor], mean: Sequence[float], std: Seq
 
 def measure(images: Path, backbone: str, device: str, batch_size: int, random: bool = False) -> dict[str, Any]:
     """One row of the table: a backbone, or its architecture with random weights, on a pair of folders."""
-    found = find_backbone(backbone)
+    found = load_backbone(backbone)
     vit = (random_vit(found.config, seed=0).eval() if random else found.build()).to(device)
     train = list_folder(images / "train")
     test = list_folder(images / "test", train.classes)

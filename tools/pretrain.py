@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.backbones.weights import IMAGENET_MEAN, IMAGENET_STD, find_backbone
+from caprompt.backbones.weights import IMAGENET_MEAN, IMAGENET_STD, load_backbone
 from caprompt.errors import CapromptError, InputError
 
 MODES = {"supervised": ("labels",), "distil": ("class", "patches"), "both": ("class", "patches", "labels")}
@@ -40,7 +40,7 @@ class Teacher(nn.Module):
 
     def __init__(self, path: Path, student: ViTConfig, samples: Tensor) -> None:
         super().__init__()
-        backbone = find_backbone(path)
+        backbone = load_backbone(path)
         self.vit = backbone.build().to(samples.device)
         self.mean, self.std, self.grid = backbone.mean, backbone.std, student.grid
         # Bicubic resizing is linear and works on rows and columns apart, so that a matrix for each does it.

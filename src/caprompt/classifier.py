@@ -26,22 +26,29 @@ from torch import Tensor
 
 from caprompt import checkpoint, methods, protocols
 from caprompt.backbones import fp8
-from caprompt.backbones.weights import DEFAULT_BACKBONE, Backbone, find_backbone
-from caprompt.callbacks.events import CallBegan, CallEnded, Consolidating, EpochEnded, Listener, Reading, silent
-from caprompt.checkpoint.model import IN_PROGRESS, find_saved_backbone, options_on, saved_options, stopped_call, tensors_under
-from caprompt.data.images import Picture
-from caprompt.data.sources import Samples, Source, read, verified
+from caprompt.backbones.weights import DEFAULT_BACKBONE, Backbone, load_backbone
+from caprompt.callbacks.events import Callback, Consolidating, EpochEnded, ImagesChecked, LearnEnded, LearnStarted, ignore_event
+from caprompt.checkpoint.model import (
+    IN_PROGRESS,
+    load_saved_backbone,
+    options_for_device,
+    read_stopped_call,
+    saved_options,
+    select_by_prefix,
+)
+from caprompt.data.images import ImageInput
+from caprompt.data.sources import Samples, Source, read_source, validate_images
 from caprompt.engine import trainer
-from caprompt.engine.inference import KnownWays, batch_for
-from caprompt.engine.inputs import Feeder, Repeatable
+from caprompt.engine.inference import PredictorCache, choose_batch_size
+from caprompt.engine.inputs import InputPipeline, RepeatableBatches
 from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.methods import options
 from caprompt.methods.base import Batches
-from caprompt.outputs import Evaluation, Prediction, evaluation, predictions
+from caprompt.outputs import Evaluation, Prediction, make_evaluation, make_predictions
 from caprompt.utils import optimizers
-from caprompt.utils.devices import FP8, find_device, find_precision
-from caprompt.utils.random import derive, generator
-from caprompt.utils.throttle import Sparingly
+from caprompt.utils.devices import FP8, resolve_device, resolve_dtype
+from caprompt.utils.random import derive_seed, make_generator
+from caprompt.utils.throttle import Throttle
 
 __all__ = ["ContinualClassifier", "Evaluation", "Prediction"]
 
@@ -58,18 +65,18 @@ class ContinualClassifier:
         device: str = "auto",
         **settings: Any,
     ) -> None:
-        self.backbone = backbone if isinstance(backbone, Backbone) else find_backbone(backbone)
+        self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone)
         if not isinstance(seed, int) or seed < 0:
             raise OptionError(f"the seed must be a whole number from 0, not '{seed}'")
         self.seed = seed
-        self.device = find_device(device)
+        self.device = resolve_device(device)
         self.classes: list[str] = []
         self.history: list[dict[str, Any]] = []
         self.calls = 0
         self.images_seen: dict[str, int] = {}
-        self.asked = KnownWays()
+        self.asked = PredictorCache()
         self.vit = self.backbone.build().to(self.device)
-        self.method = methods.build(method, self.vit, settings).to(self.device)
+        self.method = methods.build_method(method, self.vit, settings).to(self.device)
         self._hold_backbone()
 
     def __repr__(self) -> str:
@@ -93,15 +100,17 @@ class ContinualClassifier:
         folder: str | Path | None = None,
         resume: bool = False,
         skip_bad: bool = False,
-        listen: Listener = silent,
+        listen: Callback = ignore_event,
     ) -> Samples:
         """Learn labelled images: a folder per class, a CSV of paths and labels, or (images, labels). Returns what was learned.
 
         With `folder`, the model is saved there when done, and after epochs a checkpoint lies beside it, as often as it is cheap;
         `resume` continues from that to the very same model. If anything goes wrong, the model is as it was before the call.
         """
-        feeder = Feeder(self.backbone, self.device)
-        samples = verified(read(source), feeder.store, skip_bad, lambda done, total: listen(Reading(done, total)))
+        feeder = InputPipeline(self.backbone, self.device)
+        samples = validate_images(
+            read_source(source), feeder.store, skip_bad, lambda done, total: listen(ImagesChecked(done, total))
+        )
         home = Path(folder) if folder is not None else None
         if home is not None:
             self._check_home(home)
@@ -127,7 +136,7 @@ class ContinualClassifier:
                 f"the model in '{home}' is not the one that is learning; load it again, or choose another folder"
             )
 
-    def _learn(self, samples: Samples, feeder: Feeder, home: Path | None, resume: bool, listen: Listener) -> None:
+    def _learn(self, samples: Samples, feeder: InputPipeline, home: Path | None, resume: bool, listen: Callback) -> None:
         began = time.perf_counter()
         self.asked.clear()  # what was recorded is of the model as it was
         digest = samples.digest() if home is not None else ""
@@ -139,36 +148,36 @@ class ContinualClassifier:
             new = tuple(position.config["progress"]["new_classes"])
         known = tuple(name for name in samples.classes if name not in new)
 
-        trained = samples if self.method.trains_on_known else samples.of_classes(new)
+        trained = samples if self.method.trains_on_known_classes else samples.of_classes(new)
         if len(trained):
             first = position.config["progress"]["epochs_done"] if position else 0
-            listen(CallBegan(len(self.tasks), new, known, len(trained), self.method.epochs, first))
+            listen(LearnStarted(len(self.tasks), new, known, len(trained), self.method.epochs, first))
             if position is None:
                 self.method.prepare(self._plain(trained, feeder), self._generator("prepare"))
 
-            pace = Sparingly()
+            pace = Throttle()
 
             def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
                 self.history.append({"call": self.calls, **ended.figures()})
                 if home is not None:
                     progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
-                    pace(lambda: self._write(home / IN_PROGRESS, progress, optimizers.state_of(optimizer)))
+                    pace(lambda: self._write(home / IN_PROGRESS, progress, optimizers.optimizer_state(optimizer)))
 
-            moments = tensors_under(position.tensors, "optimizer.") if position else None
-            seed = derive(self.seed, "call", self.calls)
+            moments = select_by_prefix(position.tensors, "optimizer.") if position else None
+            seed = derive_seed(self.seed, "call", self.calls)
             epoch_batches = feeder.augmented(trained, self._targets(trained), self.method.options, seed)
             trainer.fit(self.method, epoch_batches, start=first, optimizer_tensors=moments, listen=listen, save=save)
         listen(Consolidating())
         self.method.consolidate(self._plain(samples, feeder), self._generator("consolidate"))
-        listen(CallEnded(len(self.classes), time.perf_counter() - began))
+        listen(LearnEnded(len(self.classes), time.perf_counter() - began))
 
-    def _plain(self, samples: Samples, feeder: Feeder) -> Batches:
-        size = batch_for(len(samples), None, self.device)
-        return Repeatable(lambda: self._shown(samples, feeder, self._targets(samples), size))
+    def _plain(self, samples: Samples, feeder: InputPipeline) -> Batches:
+        size = choose_batch_size(len(samples), None, self.device)
+        return RepeatableBatches(lambda: self._shown(samples, feeder, self._targets(samples), size))
 
-    def _shown(self, samples: Samples, feeder: Feeder, groups: Sequence[int], batch_size: int) -> Batches:
+    def _shown(self, samples: Samples, feeder: InputPipeline, groups: Sequence[int], batch_size: int) -> Batches:
         """Every image once, un-augmented; `groups` says which of them a released program would show together."""
-        for part, size in protocols.shown_together(self.method.options, groups, batch_size):
+        for part, size in protocols.group_for_batches(self.method.options, groups, batch_size):
             chosen = samples.select(part)
             yield from feeder.plain(chosen, self._targets(chosen), self.method.options, size)
 
@@ -179,7 +188,7 @@ class ContinualClassifier:
             self.method.begin_task(len(new), self._generator("begin"))
 
     def _generator(self, purpose: str) -> torch.Generator:
-        return generator(self.seed, "call", self.calls, purpose)
+        return make_generator(self.seed, "call", self.calls, purpose)
 
     @contextmanager
     def _unchanged_on_failure(self) -> Iterator[None]:
@@ -201,12 +210,12 @@ class ContinualClassifier:
 
     # -- answers -----------------------------------------------------------------------------------------------------------
 
-    def predict_one(self, picture: Picture | str, *, top: int = 5, **settings: Any) -> Prediction:
+    def predict_one(self, picture: ImageInput | str, *, top: int = 5, **settings: Any) -> Prediction:
         """The answer for one image: a path, a PIL image or an array."""
         return self.predict([picture], top=top, **settings)[0]
 
     def predict(
-        self, pictures: Sequence[Picture | str], *, top: int = 5, batch_size: int | None = None, **settings: Any
+        self, pictures: Sequence[ImageInput | str], *, top: int = 5, batch_size: int | None = None, **settings: Any
     ) -> list[Prediction]:
         """The answer for each image; company in a batch changes nothing. `settings` are options such as cycles="auto"."""
         self.require_classes()
@@ -214,12 +223,12 @@ class ContinualClassifier:
             raise OptionError(f"top must be at least 1, not {top}")
         paths = tuple(Path(picture) if isinstance(picture, str) else picture for picture in pictures)
         samples = Samples(paths, ("unlabelled",) * len(paths))
-        feeder = Feeder(self.backbone, self.device, budget_bytes=0)  # each is looked at once
-        size = batch_for(len(paths), batch_size, self.device)
+        feeder = InputPipeline(self.backbone, self.device, budget_bytes=0)  # each is looked at once
+        size = choose_batch_size(len(paths), batch_size, self.device)
         with self.with_options(settings):
             ask = self.asked.answering(self.method, size)
             answers = [ask(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, size)]
-        return [prediction for answer in answers for prediction in predictions(answer, self.classes, top)]
+        return [prediction for answer in answers for prediction in make_predictions(answer, self.classes, top)]
 
     def evaluate(
         self,
@@ -232,22 +241,22 @@ class ContinualClassifier:
         **settings: Any,
     ) -> Evaluation:
         """Accuracy on labelled images, by task or other groups (`tasks`). `give_task` tells the method each image's true task."""
-        feeder = Feeder(self.backbone, self.device)
+        feeder = InputPipeline(self.backbone, self.device)
         samples, targets = self.labelled(source, feeder, skip_bad)
-        size = batch_for(len(samples), batch_size, self.device)
+        size = choose_batch_size(len(samples), batch_size, self.device)
         true, answers = [], []
         with self.with_options(settings):
             ask = self.asked.answering(self.method, size)
             for images, labels in self._shown(samples, feeder, self.method.task_of_class[targets].tolist(), size):
-                answers.append(self.method.answer(images, self.method.task_of_class[labels]) if give_task else ask(images))
+                answers.append(self.method.predict(images, self.method.task_of_class[labels]) if give_task else ask(images))
                 true.append(labels)
         protocol = protocols.protocol(self.method.options, give_task)
-        return evaluation(answers, torch.cat(true).cpu(), self.classes, tasks or self.tasks, samples.skipped, protocol)
+        return make_evaluation(answers, torch.cat(true).cpu(), self.classes, tasks or self.tasks, samples.skipped, protocol)
 
-    def labelled(self, source: Source, feeder: Feeder, skip_bad: bool) -> tuple[Samples, list[int]]:
+    def labelled(self, source: Source, feeder: InputPipeline, skip_bad: bool) -> tuple[Samples, list[int]]:
         """Images to test with, and the number of each one's class; every class must have been learned."""
         self.require_classes()
-        samples = verified(read(source), feeder.store, skip_bad)
+        samples = validate_images(read_source(source), feeder.store, skip_bad)
         for name in samples.classes:
             if name not in self.classes:
                 raise InputError(f"class '{name}' has not been learned; this model knows: {', '.join(self.classes)}")
@@ -264,7 +273,7 @@ class ContinualClassifier:
         for name in settings:
             if name in type(before).model_fields and name not in before.at_prediction:
                 raise InputError(f"option '{name}' belongs to training; it cannot be changed at prediction")
-        changed = options.check(type(before), {**before.model_dump(), **settings}, owner=self.method.name)
+        changed = options.validate_options(type(before), {**before.model_dump(), **settings}, owner=self.method.name)
         try:
             self.method.options = changed
             self._hold_backbone()
@@ -278,7 +287,7 @@ class ContinualClassifier:
         self.vit.recompute = self.method.options.recompute
         self.vit.set_compiled(self.method.options.compile)
         precision = self.method.options.precision
-        if fp8.hold(self.vit, find_precision(precision, self.device), precision == FP8, self.backbone.weights):
+        if fp8.set_precision(self.vit, resolve_dtype(precision, self.device), precision == FP8, self.backbone.weights):
             self.asked.clear()
 
     def require_classes(self) -> None:
@@ -323,8 +332,10 @@ class ContinualClassifier:
             raise ModelFolderError(f"learning was stopped before '{folder}' held a finished model; continue it with --resume")
         saved = checkpoint.read(folder)
         config = saved.config
-        found = find_saved_backbone(config["backbone"], folder, backbone)
-        model = cls(config["method"], found, seed=config["seed"], device=device, **options_on(find_device(device), config))
+        found = load_saved_backbone(config["backbone"], folder, backbone)
+        model = cls(
+            config["method"], found, seed=config["seed"], device=device, **options_for_device(resolve_device(device), config)
+        )
         model._take(saved)
         return model
 
@@ -335,7 +346,7 @@ class ContinualClassifier:
         if checkpoint.exists(folder) or not checkpoint.exists(folder / IN_PROGRESS):
             return None
         config = checkpoint.read_config(folder / IN_PROGRESS)
-        found = find_saved_backbone(config["backbone"], folder, None)
+        found = load_saved_backbone(config["backbone"], folder, None)
         return cls(config["method"], found, seed=config["seed"], device=device, **saved_options(config))
 
     def _take(self, saved: checkpoint.Saved) -> None:
@@ -343,11 +354,11 @@ class ContinualClassifier:
         self.images_seen = {entry["name"]: entry["images"] for entry in saved.classes}
         self.history = [dict(record) for record in saved.metrics]
         self.calls = saved.config["calls"]
-        self._rebuild(saved.config["task_sizes"], tensors_under(saved.tensors, "method."))
+        self._rebuild(saved.config["task_sizes"], select_by_prefix(saved.tensors, "method."))
 
     def _resume(self, home: Path | None, digest: str) -> checkpoint.Saved | None:
         """Take over the checkpoint of a stopped call, if there is one for this model and these images."""
-        saved = stopped_call(home, self._config(), digest) if home is not None else None
+        saved = read_stopped_call(home, self._config(), digest) if home is not None else None
         if saved is not None:
             self._take(saved)
         return saved

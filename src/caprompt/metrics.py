@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 __all__ = [
     "Matrix",
+    "MeanStd",
     "average_accuracy",
     "average_incremental_accuracy",
     "backward_transfer",
@@ -21,17 +23,18 @@ __all__ = [
     "forgetting_per_task",
     "incremental_accuracies",
     "learning_accuracy",
-    "percent_right",
+    "mean_std",
+    "percent_correct",
     "pooled_accuracy",
 ]
 
 Matrix = Sequence[Sequence[float]]
 
 
-def percent_right(predicted: Sequence[object], true: Sequence[object]) -> float:
+def percent_correct(predicted: Sequence[object], true: Sequence[object]) -> float:
     """The share of answers that are right: accuracy with classes, task identification with tasks.
 
-    >>> percent_right(["cat", "dog", "cat", "cow"], ["cat", "dog", "dog", "cow"])
+    >>> percent_correct(["cat", "dog", "cat", "cow"], ["cat", "dog", "dog", "cow"])
     75.0
     """
     return 100 * fmean(p == t for p, t in zip(predicted, true, strict=True))
@@ -110,3 +113,30 @@ def backward_transfer(matrix: Matrix) -> float:
     """
     changes = [matrix[-1][task] - matrix[task][task] for task in range(len(matrix) - 1)]
     return fmean(changes) if changes else 0.0
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """A mean over seeds and their standard deviation; one seed has none."""
+
+    mean: float
+    spread: float | None = None
+    seeds: int = 1
+
+    def text(self, digits: int) -> str:
+        """As people read it.
+
+        >>> MeanStd(79.93, 0.19, 3).text(2), MeanStd(3.0).text(1)
+        ('79.93 ± 0.19', '3.0')
+        """
+        spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def mean_std(values: Sequence[float]) -> MeanStd:
+    """The figure of several seeds.
+
+    >>> mean_std([1.0, 3.0])
+    MeanStd(mean=2.0, spread=1.4142135623730951, seeds=2)
+    """
+    return MeanStd(fmean(values), stdev(values) if len(values) > 1 else None, len(values))

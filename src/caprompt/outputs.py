@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from caprompt import metrics
-from caprompt.methods.base import Answer
+from caprompt.methods.base import MethodOutput
 from caprompt.protocols import HONEST
 
-__all__ = ["Evaluation", "Prediction", "Score", "TaskScore", "evaluation", "predictions"]
+__all__ = ["Evaluation", "Prediction", "Score", "TaskScore", "make_evaluation", "make_predictions"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Evaluation:
         return asdict(self)
 
 
-def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Prediction]:
+def make_predictions(answer: MethodOutput, classes: Sequence[str], top: int) -> Iterator[Prediction]:
     """One prediction per image of a batch, with its `top` likeliest classes."""
     scores, order = answer.logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
     # As lists at once: from a GPU, every row would be waited for.
@@ -79,8 +79,8 @@ def predictions(answer: Answer, classes: Sequence[str], top: int) -> Iterator[Pr
         yield Prediction(ranked[0].label, ranked[0].score, ranked, tuple(weights), int(passes))
 
 
-def evaluation(
-    answers: Sequence[Answer],
+def make_evaluation(
+    answers: Sequence[MethodOutput],
     true: Tensor,
     classes: Sequence[str],
     tasks: Sequence[Sequence[str]],
@@ -93,10 +93,10 @@ def evaluation(
     true_task = task_of_class[true]
     logits = torch.cat([answer.logits for answer in answers]).cpu()  # (N, C)
     guess = logits.argmax(dim=1)
-    task_sums = logits.softmax(dim=1) @ F.one_hot(task_of_class, len(tasks)).to(logits)  # (N, T)
+    sum_by_task = logits.softmax(dim=1) @ F.one_hot(task_of_class, len(tasks)).to(logits)  # (N, T)
 
     def right(members: Tensor) -> float:
-        return metrics.percent_right(guess[members].tolist(), true[members].tolist())
+        return metrics.percent_correct(guess[members].tolist(), true[members].tolist())
 
     scores = [
         TaskScore(task + 1, tuple(names), int((true_task == task).sum()), right(true_task == task))
@@ -104,9 +104,9 @@ def evaluation(
         if (true_task == task).any()
     ]
     return Evaluation(
-        accuracy=metrics.percent_right(guess.tolist(), true.tolist()),
+        accuracy=metrics.percent_correct(guess.tolist(), true.tolist()),
         average_accuracy=metrics.average_accuracy([[score.accuracy for score in scores]]),
-        task_identification=metrics.percent_right(task_sums.argmax(dim=1).tolist(), true_task.tolist()),
+        task_identification=metrics.percent_correct(sum_by_task.argmax(dim=1).tolist(), true_task.tolist()),
         images=len(true),
         mean_passes=float(torch.cat([answer.passes for answer in answers]).double().mean()),
         skipped=tuple(skipped),

@@ -13,7 +13,7 @@ from caprompt.errors import InputError
 if TYPE_CHECKING:
     from caprompt.methods.options import Options
 
-__all__ = ["HONEST", "in_percent", "is_released", "kind", "protocol", "shown_together", "single", "warning"]
+__all__ = ["HONEST", "group_for_batches", "is_released", "kind", "percent_title", "protocol", "single", "warning"]
 
 HONEST = "honest: an image's answer is its own, whatever else is in its batch; no task identity at test; no stored images"
 GIVEN_TASK = "each test image's true task is given away; shows what the prompts can do, not what a user would get"
@@ -68,10 +68,10 @@ def single(protocols: Iterable[str]) -> str:
     return next(iter(found.values()))
 
 
-def in_percent(what: str, protocol: str = HONEST) -> str:
+def percent_title(what: str, protocol: str = HONEST) -> str:
     """The title of a table or figure of percentages, marked where the protocol is not honest.
 
-    >>> in_percent("accuracy"), in_percent("accuracy", "released: leaks")
+    >>> percent_title("accuracy"), percent_title("accuracy", "released: leaks")
     ('accuracy, in percent', 'accuracy, in percent (protocol RELEASED: no honest figures)')
     """
     mark = "" if kind(protocol) == "honest" else f" (protocol {kind(protocol).upper()}: no honest figures)"
@@ -85,7 +85,7 @@ def warning(options: Options) -> str | None:
     return "this model was trained under the protocol 'released': its answers depend on the images beside them; not for use"
 
 
-def shown_together(options: Options, groups: Sequence[int], batch_size: int) -> list[tuple[list[int], int]]:
+def group_for_batches(options: Options, groups: Sequence[int], batch_size: int) -> list[tuple[list[int], int]]:
     """Which un-augmented images go through the network together, as (positions, batch size); `groups` has a number for each.
 
     Honestly, all in their order. The released programs test one task after another, and take statistics of one class after

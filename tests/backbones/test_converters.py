@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from caprompt.backbones.constants import CLIP_MEAN
-from caprompt.backbones.converters import to_timm
+from caprompt.backbones.converters import convert_to_timm
 from caprompt.backbones.vit import ViTConfig
-from caprompt.backbones.weights import find_backbone
+from caprompt.backbones.weights import load_backbone
 from caprompt.errors import InputError
 
 WIDTH, HEADS, DEPTH, MLP, PATCH, SIZE, REGISTERS = 128, 2, 2, 192, 4, 12, 4
@@ -170,7 +170,7 @@ def compared(path: Path, reference: Callable[[Weights, Tensor], Tensor], w: Weig
     """The largest difference between the file's network in fp32 and the reference in fp64."""
     expected = reference({name: value.double() for name, value in w.items()}, pictures().double())
     assert expected.std() > 0.1
-    return float((find_backbone(path).build()(pictures()) - expected).abs().max())
+    return float((load_backbone(path).build()(pictures()) - expected).abs().max())
 
 
 @pytest.mark.parametrize("layout", TIMM_LIKE)
@@ -179,7 +179,7 @@ def test_checkpoints_in_timms_names(tmp_path: Path, layout: str) -> None:
     path = tmp_path / "mine.pth"
     torch.save(TIMM_LIKE[layout](w), path)
     assert compared(path, timm_forward, w) < 1e-5
-    assert find_backbone(path).config == CONFIG
+    assert load_backbone(path).config == CONFIG
 
 
 @pytest.mark.parametrize("registers", [0, REGISTERS])
@@ -190,7 +190,7 @@ def test_dinov2_as_its_authors_write_it(tmp_path: Path, registers: int) -> None:
         w["register_tokens"] = draw(1, registers, WIDTH)
     torch.save(w, tmp_path / "mine.pth")
     assert compared(tmp_path / "mine.pth", timm_forward, w) < 1e-5
-    config = find_backbone(tmp_path / "mine.pth").config
+    config = load_backbone(tmp_path / "mine.pth").config
     assert (config.layer_scale, config.registers, config.class_position) == (True, registers, not registers)
 
 
@@ -265,7 +265,7 @@ def test_googles_npz(tmp_path: Path, prefix: str) -> None:
     arrays: dict[str, NDArray[np.float32]] = {prefix + name: value.numpy() for name, value in w.items()}
     np.savez(tmp_path / "ViT-B_16.npz", **arrays)  # type: ignore[arg-type]
     assert compared(tmp_path / "ViT-B_16.npz", google_forward, w) < 1e-5
-    found = find_backbone(tmp_path / "ViT-B_16.npz")
+    found = load_backbone(tmp_path / "ViT-B_16.npz")
     assert found.config == CONFIG
     assert found.mean == found.std == (0.5, 0.5, 0.5)
 
@@ -330,7 +330,7 @@ def test_hugging_faces_vit(tmp_path: Path, prefix: str, others: Weights) -> None
     w = hf_vit_weights(Draw(4))
     torch.save(prefixed(prefix, w) | others, tmp_path / "pytorch_model.bin")
     assert compared(tmp_path / "pytorch_model.bin", hf_vit_forward, w) < 1e-5
-    assert find_backbone(tmp_path / "pytorch_model.bin").config.norm_eps == 1e-12
+    assert load_backbone(tmp_path / "pytorch_model.bin").config.norm_eps == 1e-12
 
 
 def hf_dinov2_weights(draw: Draw, registers: int) -> Weights:
@@ -360,7 +360,7 @@ def test_hugging_faces_dinov2(tmp_path: Path, prefix: str, registers: int) -> No
     w = hf_dinov2_weights(Draw(5), registers)
     save_file(prefixed(prefix, w), tmp_path / "model.safetensors")
     assert compared(tmp_path / "model.safetensors", hf_dinov2_forward, w) < 1e-5
-    assert find_backbone(tmp_path / "model.safetensors").config.norm_eps == 1e-6
+    assert load_backbone(tmp_path / "model.safetensors").config.norm_eps == 1e-6
 
 
 def hf_clip_weights(draw: Draw) -> Weights:
@@ -401,7 +401,7 @@ def test_hugging_faces_clip(tmp_path: Path) -> None:
     }
     save_file(prefixed("vision_model.", w) | others, tmp_path / "model.safetensors")
     assert compared(tmp_path / "model.safetensors", hf_clip_forward, w) < 1e-5
-    found = find_backbone(tmp_path / "model.safetensors")
+    found = load_backbone(tmp_path / "model.safetensors")
     assert found.mean == CLIP_MEAN
     assert (found.config.pre_norm, found.config.quick_gelu, found.config.patch_bias) == (True, True, False)
 
@@ -462,13 +462,13 @@ def test_openais_clip(tmp_path: Path) -> None:
 def test_attention_that_is_not_reproduced_is_refused(tmp_path: Path, name: str, reason: str) -> None:
     save_file(timm_weights(Draw()) | {name: torch.zeros(3)}, tmp_path / "mine.safetensors")
     with pytest.raises(InputError, match=f"mine.safetensors' cannot be used: .*{reason}.*'{name}'"):
-        find_backbone(tmp_path / "mine.safetensors")
+        load_backbone(tmp_path / "mine.safetensors")
 
 
 def test_only_moco_has_small_vits_with_twelve_heads() -> None:
     small = {"cls_token": torch.zeros(1, 1, 384)}
-    assert to_timm({"state_dict": prefixed("module.base_encoder.", small)}).facts["heads"] == 12
-    assert "heads" not in to_timm(small).facts
+    assert convert_to_timm({"state_dict": prefixed("module.base_encoder.", small)}).facts["heads"] == 12
+    assert "heads" not in convert_to_timm(small).facts
 
 
 def test_tensors_that_do_not_agree_are_named(tmp_path: Path) -> None:
@@ -476,28 +476,28 @@ def test_tensors_that_do_not_agree_are_named(tmp_path: Path) -> None:
     key = "encoder.layer.1.attention.attention.key.weight"
     save_file({name: value for name, value in w.items() if name != key}, tmp_path / "less.safetensors")
     with pytest.raises(InputError, match=r"lacks 'blocks.1.attn.key.weight'"):
-        find_backbone(tmp_path / "less.safetensors")
+        load_backbone(tmp_path / "less.safetensors")
     save_file(w | {key: torch.zeros(WIDTH, 64)}, tmp_path / "odd.safetensors")
     with pytest.raises(InputError, match=r"differ in shape: \(128, 128\), \(128, 64\), \(128, 128\)"):
-        find_backbone(tmp_path / "odd.safetensors")
+        load_backbone(tmp_path / "odd.safetensors")
     save_file(timm_weights(Draw()) | {"blocks.1.mlp.fc2.bias": torch.zeros(7)}, tmp_path / "timm.safetensors")
     with pytest.raises(InputError, match=r"'blocks.1.mlp.fc2.bias' is \(7,\) in the weights but \(128,\) in this ViT"):
-        find_backbone(tmp_path / "timm.safetensors")
+        load_backbone(tmp_path / "timm.safetensors")
     arrays = {name: value.numpy() for name, value in google_weights(Draw()).items()}
     arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias"] = np.zeros(WIDTH, np.float32)
     np.savez(tmp_path / "flat.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="heads should be an axis of their own"):
-        find_backbone(tmp_path / "flat.npz")
+        load_backbone(tmp_path / "flat.npz")
 
 
 def test_a_tensor_that_no_plain_vit_has_is_named(tmp_path: Path) -> None:
     save_file(timm_weights(Draw()) | {"blocks.0.attn.q_norm.weight": torch.ones(64)}, tmp_path / "mine.safetensors")
     with pytest.raises(InputError, match="hold 'blocks.0.attn.q_norm.weight'"):
-        find_backbone(tmp_path / "mine.safetensors")
+        load_backbone(tmp_path / "mine.safetensors")
 
 
 def test_a_block_that_is_missing_is_named(tmp_path: Path) -> None:
     w = {name.replace("blocks.1.", "blocks.900000000."): value for name, value in timm_weights(Draw()).items()}
     save_file(w, tmp_path / "mine.safetensors")
     with pytest.raises(InputError, match="lack 'blocks.1.norm1.weight'"):
-        find_backbone(tmp_path / "mine.safetensors")
+        load_backbone(tmp_path / "mine.safetensors")

@@ -8,7 +8,7 @@ from helpers import squares, tiny_vit
 from torch import nn
 
 from caprompt import ContinualClassifier
-from caprompt.backbones.fp8 import Fp8Linear, as_rows, hold_in_fp8, is_in_fp8, release_from_fp8
+from caprompt.backbones.fp8 import Fp8Linear, as_rows, convert_from_fp8, convert_to_fp8, uses_fp8
 from caprompt.errors import OptionError
 
 
@@ -41,11 +41,11 @@ def test_products_and_gradients_are_near_the_exact_ones() -> None:
 def test_a_backbone_is_held_and_released() -> None:
     vit, images = tiny_vit(), torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     names, before = list(vit.state_dict()), vit(images)
-    assert not is_in_fp8(vit)
-    assert is_in_fp8(hold_in_fp8(vit))
+    assert not uses_fp8(vit)
+    assert uses_fp8(convert_to_fp8(vit))
     assert list(vit.state_dict()) == names
     assert 0 < relative(vit(images), before) < 0.1
-    assert not is_in_fp8(release_from_fp8(vit))
+    assert not uses_fp8(convert_from_fp8(vit))
     assert torch.equal(vit(images), before)
     assert list(vit.state_dict()) == names
 
@@ -59,14 +59,14 @@ def test_where_there_is_no_such_card_that_is_said(backbone) -> None:  # type: ig
 
 def test_learning_through_float8(backbone, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """On a CPU the products are computed in float32 of the same rounded numbers, so a whole call of learn can be followed."""
-    monkeypatch.setattr("caprompt.classifier.find_precision", lambda name, device: torch.float32)
+    monkeypatch.setattr("caprompt.classifier.resolve_dtype", lambda name, device: torch.float32)
     settings = {"epochs": 2, "batch_size": 4, "length": 4, "projections": 100}
     model = ContinualClassifier(backbone=backbone, precision="fp8", **settings)  # type: ignore[arg-type]
-    assert is_in_fp8(model.vit)
+    assert uses_fp8(model.vit)
     for task in (["red", "green"], ["blue", "yellow"]):
         model.learn(squares(task))
     tests = squares(["red", "green", "blue", "yellow"], each=3, start=90)
     assert model.evaluate(tests).accuracy > 60
     with model.with_options({"precision": "fp32"}):
-        assert not is_in_fp8(model.vit)
-    assert is_in_fp8(model.vit)
+        assert not uses_fp8(model.vit)
+    assert uses_fp8(model.vit)

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from caprompt.backbones import registry
 from caprompt.backbones.constants import CLIP_MEAN
-from caprompt.backbones.registry import MODELS, file_at_hand, find_file, hub_is_reachable, model_of_file, own_folder
+from caprompt.backbones.registry import MODELS, backbones_directory, find_file, find_local_file, hub_is_reachable, model_of_file
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.backbones.weights import DEFAULT_BACKBONE, count_parameters, find_backbone, known
+from caprompt.backbones.weights import DEFAULT_BACKBONE, count_parameters, list_backbones, load_backbone
 from caprompt.errors import InputError
 
 DEIT = "deit_tiny_patch16_224.fb_in1k"
@@ -75,20 +75,20 @@ def test_sizes_are_those_their_authors_state(name: str, millions: float) -> None
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_a_file_put_into_the_folder_is_found_by_the_models_name(places: Path, suffix: str) -> None:
-    path = own_folder() / f"{DEIT}{suffix}"
+    path = backbones_directory() / f"{DEIT}{suffix}"
     weights = ViT(MODELS[DEIT].config).state_dict()
     if suffix == ".pth":
         torch.save({"model": weights}, path)
     else:
         save_file(weights, path)
-    assert file_at_hand(MODELS[DEIT]) == path
-    found = find_backbone(DEIT)
+    assert find_local_file(MODELS[DEIT]) == path
+    found = load_backbone(DEIT)
     assert (found.name, found.path, found.config) == (DEIT, path, MODELS[DEIT].config)
 
 
 def test_the_folder_is_below_home_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CAPROMPT_BACKBONES", raising=False)
-    assert own_folder() == Path.home() / ".cache" / "caprompt" / "backbones"
+    assert backbones_directory() == Path.home() / ".cache" / "caprompt" / "backbones"
 
 
 def test_the_hubs_cache_is_looked_into_before_the_hub(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,15 +98,15 @@ def test_the_hubs_cache_is_looked_into_before_the_hub(places: Path, monkeypatch:
     monkeypatch.setitem(MODELS, name, small)
     cached = write_weights(places / f"models--timm--{name}" / "snapshots" / "0" / "model.safetensors", small.config)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: str(cached) if repo == small.repo else None)
-    found = find_backbone(name)
+    found = load_backbone(name)
     assert found.path == cached
-    again = find_backbone(found.path)
+    again = load_backbone(found.path)
     assert (again.name, again.mean, again.sha256) == (name, (0.5, 0.5, 0.5), found.sha256)
 
 
 def test_the_list_says_what_is_present(places: Path) -> None:
-    write_weights(own_folder() / f"{DEIT}.safetensors", MODELS[DEIT].config)
-    present = {name: where for name, _, where in known()}
+    write_weights(backbones_directory() / f"{DEIT}.safetensors", MODELS[DEIT].config)
+    present = {name: where for name, _, where in list_backbones()}
     assert {*MODELS, DEFAULT_BACKBONE} == present.keys()
     assert (present[DEFAULT_BACKBONE], present[DEIT]) == ("in package", "yes")
     assert (present["vit_base_patch16_224.mae"], present["vit_base_patch16_224.ibot"]) == ("no: hub", "no: by hand")
@@ -132,14 +132,14 @@ def test_what_is_not_there_is_fetched_from_the_hub(places: Path, monkeypatch: py
 
     monkeypatch.setattr(registry, "hub_is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert find_backbone(DEIT).config.width == 192
+    assert load_backbone(DEIT).config.width == 192
     assert asked == [(f"timm/{DEIT}", "model.safetensors")]
 
 
 def test_offline_the_error_says_which_file_to_put_where(places: Path) -> None:
     where = f"put 'model.safetensors' from https://huggingface.co/timm/{DEIT} at '{places / 'own' / DEIT}.safetensors'"
     with pytest.raises(InputError) as caught:
-        find_backbone(DEIT)
+        load_backbone(DEIT)
     assert "hub is out of reach" in str(caught.value)
     assert where in str(caught.value)
 
@@ -182,9 +182,9 @@ def test_whether_the_hub_answers_is_found_out_quickly(monkeypatch: pytest.Monkey
 
 def test_another_models_file_is_refused_with_the_first_tensor_and_both_shapes(places: Path) -> None:
     name = "vit_base_patch16_224.orig_in21k"
-    write_weights(own_folder() / f"{name}.safetensors", MODELS[DEIT].config)
+    write_weights(backbones_directory() / f"{name}.safetensors", MODELS[DEIT].config)
     with pytest.raises(InputError, match=rf"is not '{name}': 'cls_token' is \(1, 1, 192\) in the weights but \(1, 1, 768\)"):
-        find_backbone(name)
+        load_backbone(name)
 
 
 def test_the_hubs_program_is_imported_only_where_used() -> None:

@@ -12,7 +12,7 @@ from helpers import TINY, caprompt, tiny_vit, write_backbone
 from safetensors.torch import save_file
 
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.backbones.weights import DEFAULT_BACKBONE, available, find_backbone
+from caprompt.backbones.weights import DEFAULT_BACKBONE, list_packaged, load_backbone
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.utils.files import sha256_of
 
@@ -22,7 +22,7 @@ WIDE = ViTConfig(image_size=16, patch_size=4, width=64, depth=2, heads=1, mlp_wi
 
 def test_a_file_gives_the_network_it_was_written_from(tmp_path: Path) -> None:
     vit = tiny_vit(seed=3)
-    found = find_backbone(write_backbone(tmp_path / "mine.safetensors", vit))
+    found = load_backbone(write_backbone(tmp_path / "mine.safetensors", vit))
     assert found.config == TINY
     assert found.name == "mine"
     assert found.mean == (0.5, 0.5, 0.5)
@@ -31,7 +31,7 @@ def test_a_file_gives_the_network_it_was_written_from(tmp_path: Path) -> None:
 
 
 def test_the_built_network_is_frozen(backbone: Path) -> None:
-    vit = find_backbone(backbone).build()
+    vit = load_backbone(backbone).build()
     assert not vit.training
     assert not any(parameter.requires_grad for parameter in vit.parameters())
 
@@ -41,15 +41,15 @@ def test_timms_conventions_where_a_file_does_not_describe_itself(tmp_path: Path)
     vit = tiny_vit(config=config)
     head = {"head.weight": torch.zeros(10, 128), "head.bias": torch.zeros(10)}
     save_file({**vit.state_dict(), **head}, tmp_path / "plain.safetensors")
-    found = find_backbone(tmp_path / "plain.safetensors")
+    found = load_backbone(tmp_path / "plain.safetensors")
     assert found.config == config
     assert found.std == (0.229, 0.224, 0.225)
     assert "head.weight" not in found.weights
 
 
 def test_the_default_is_shipped() -> None:
-    assert DEFAULT_BACKBONE in available()
-    found = find_backbone(DEFAULT_BACKBONE)
+    assert DEFAULT_BACKBONE in list_packaged()
+    found = load_backbone(DEFAULT_BACKBONE)
     assert found.config.image_size == 64
     assert found.path.stat().st_size <= 6_000_000
     assert found.build()(torch.zeros(1, 3, 64, 64)).isfinite().all()
@@ -62,9 +62,9 @@ def test_hash_is_that_of_the_file(tmp_path: Path) -> None:
 
 def test_unknown_names_are_answered_with_what_exists() -> None:
     with pytest.raises(UnknownNameError, match=DEFAULT_BACKBONE):
-        find_backbone("vit_huge")
+        load_backbone("vit_huge")
     with pytest.raises(InputError, match=r"no backbone file 'nowhere/x.safetensors'"):
-        find_backbone("nowhere/x.safetensors")
+        load_backbone("nowhere/x.safetensors")
 
 
 @pytest.mark.parametrize("described", ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}"])
@@ -72,21 +72,21 @@ def test_descriptions_that_do_not_fit_are_refused(tmp_path: Path, described: str
     """Also no description at all: 32 channels are no head of 64."""
     save_file(tiny_vit().state_dict(), tmp_path / "odd.safetensors", metadata={"caprompt": described})
     with pytest.raises(InputError, match="does not hold a plain ViT"):
-        find_backbone(tmp_path / "odd.safetensors")
+        load_backbone(tmp_path / "odd.safetensors")
 
 
 def test_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(InputError, match="not a readable safetensors file"):
-        find_backbone(tmp_path / "broken.safetensors")
+        load_backbone(tmp_path / "broken.safetensors")
     save_file({"conv1.weight": torch.zeros(3)}, tmp_path / "resnet.safetensors")
     with pytest.raises(InputError, match="does not hold a plain ViT"):
-        find_backbone(tmp_path / "resnet.safetensors")
+        load_backbone(tmp_path / "resnet.safetensors")
 
 
 @pytest.mark.skipif(not DEIT_TINY.is_file(), reason="the data pack with DeiT-Ti is not beside the repository")
 def test_the_real_deit_tiny() -> None:
-    found = find_backbone(DEIT_TINY)
+    found = load_backbone(DEIT_TINY)
     assert found.config == ViTConfig(image_size=224, patch_size=16, width=192, depth=12, heads=3, mlp_width=768)
     assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert not any(name.startswith("head") for name in found.weights)
@@ -101,7 +101,7 @@ def test_torch_checkpoints_are_read_by_path(tmp_path: Path, name: str, zipped: b
     vit = tiny_vit(config=WIDE)
     torch.save({"state_dict": vit.state_dict()}, tmp_path / name, _use_new_zipfile_serialization=zipped)
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(find_backbone(tmp_path / name).build()(images), vit(images))
+    assert torch.equal(load_backbone(tmp_path / name).build()(images), vit(images))
 
 
 class Trap:
@@ -119,7 +119,7 @@ def test_code_in_a_pickle_is_refused_and_never_runs(tmp_path: Path, zipped: bool
     held = {"model": tiny_vit(config=WIDE).state_dict(), "extra": Trap(tmp_path / "ran")}
     torch.save(held, tmp_path / "trap.pth", _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=r"trap.pth' holds code besides weights \('.+'\), which is never run here"):
-        find_backbone(tmp_path / "trap.pth")
+        load_backbone(tmp_path / "trap.pth")
     assert not (tmp_path / "ran").exists()
 
 
@@ -135,7 +135,7 @@ def test_code_in_a_pickle_is_one_sentence_and_status_2_for_a_command(tmp_path: P
 def test_pickled_objects_in_an_npz_are_refused_and_never_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "trap.npz", cls=np.array([Trap(tmp_path / "ran")], dtype=object))
     with pytest.raises(InputError, match="trap.npz' is not a readable npz file"):
-        find_backbone(tmp_path / "trap.npz")
+        load_backbone(tmp_path / "trap.npz")
     assert not (tmp_path / "ran").exists()
 
 
@@ -152,20 +152,20 @@ def test_files_cut_short_are_refused(tmp_path: Path, suffix: str) -> None:
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(InputError, match=f"mine{suffix}' is not a readable"):
-            find_backbone(path)
+            load_backbone(path)
 
 
 def test_checkpoints_that_hold_no_tensors_by_name_are_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(3)], tmp_path / "list.pt")
     with pytest.raises(InputError, match="list.pt' holds a list, not tensors by name"):
-        find_backbone(tmp_path / "list.pt")
+        load_backbone(tmp_path / "list.pt")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     with pytest.raises(InputError, match="empty.pt' does not hold a plain ViT"):
-        find_backbone(tmp_path / "empty.pt")
+        load_backbone(tmp_path / "empty.pt")
     with zipfile.ZipFile(tmp_path / "photos.pt", "w") as file:
         file.writestr("a.txt", "hello")
     with pytest.raises(InputError, match="photos.pt' is not a readable torch checkpoint"):
-        find_backbone(tmp_path / "photos.pt")
+        load_backbone(tmp_path / "photos.pt")
 
 
 def hf_vit(vit: ViT) -> dict[str, torch.Tensor]:
@@ -196,23 +196,23 @@ def hf_vit(vit: ViT) -> dict[str, torch.Tensor]:
 def test_hugging_faces_configs_beside_a_file_are_heeded(tmp_path: Path) -> None:
     save_file(hf_vit(tiny_vit()), tmp_path / "model.safetensors")
     with pytest.raises(InputError, match="32 cannot be split into 0 heads"):
-        find_backbone(tmp_path / "model.safetensors")
+        load_backbone(tmp_path / "model.safetensors")
     config = {"num_attention_heads": 2, "layer_norm_eps": 1e-3, "hidden_act": "gelu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}))
-    found = find_backbone(tmp_path / "model.safetensors")
+    found = load_backbone(tmp_path / "model.safetensors")
     assert (found.config.heads, found.config.norm_eps, found.config.quick_gelu) == (2, 1e-3, False)
     assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
     with pytest.raises(InputError, match="its activation is 'relu', which is not reproduced here"):
-        find_backbone(tmp_path / "model.safetensors")
+        load_backbone(tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="config.json' is not JSON"):
-        find_backbone(tmp_path / "model.safetensors")
+        load_backbone(tmp_path / "model.safetensors")
 
 
 def test_a_run_can_keep_how_images_are_prepared(backbone: Path) -> None:
-    found = find_backbone(backbone).described()
+    found = load_backbone(backbone).described()
     assert found == {
         "name": "tiny",
         "sha256": sha256_of(backbone),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers import QUICK, write_squares
 
-from caprompt.callbacks.events import CallBegan, EpochEnded, Event, TaskTested
-from caprompt.callbacks.metrics_log import LOG, Logbook
+from caprompt.callbacks.events import EpochEnded, Event, LearnStarted, TaskEvaluated
+from caprompt.callbacks.metrics_log import LOG, MetricsLog
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
 from caprompt.experiments.run_folder import finished_epochs
@@ -33,12 +33,12 @@ def config(tmp_path: Path, backbone: Path) -> RunConfig:
 
 
 def test_a_line_per_epoch_and_per_test(tmp_path: Path) -> None:
-    log = Logbook(tmp_path / LOG, [], [])
+    log = MetricsLog(tmp_path / LOG, [], [])
     assert lines(tmp_path / LOG) == []
-    log(CallBegan(1, ("cat",), (), images=8, epochs=2, first_epoch=0))
+    log(LearnStarted(1, ("cat",), (), images=8, epochs=2, first_epoch=0))
     log(EpochEnded(0, 2, {"ce": 0.5}, 8, 1.0))
     assert lines(tmp_path / LOG) == [{"task": 1, "epoch": 0, "losses": {"ce": 0.5}, "images": 8, "seconds": 1.0}]
-    log(TaskTested([[90.0]]))
+    log(TaskEvaluated([[90.0]]))
     assert lines(tmp_path / LOG)[-1] == {"task": 1, "ACC": 90.0, "AF": 0.0, "accuracies": [90.0]}
 
 
@@ -46,7 +46,7 @@ def test_it_grows_while_a_run_trains(config: RunConfig, tmp_path: Path) -> None:
     seen: list[int] = []
 
     def count(event: Event) -> None:
-        if isinstance(event, (EpochEnded, TaskTested)):
+        if isinstance(event, (EpochEnded, TaskEvaluated)):
             seen.append(len(lines(tmp_path / "run" / LOG)))
 
     run_experiment(config, tmp_path / "run", listen=count)
@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_has_every_line_once(config: RunConfig, tmp_path: Pat
 
         def stop(event: Event, stop_at: int = stop_at) -> None:
             nonlocal heard
-            heard += isinstance(event, (EpochEnded, TaskTested))
+            heard += isinstance(event, (EpochEnded, TaskEvaluated))
             if heard == stop_at:
                 raise KeyboardInterrupt
 

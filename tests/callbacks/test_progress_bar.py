@@ -5,23 +5,23 @@ import io
 import torch
 from rich.console import Console
 
-from caprompt.callbacks.events import CallBegan, CallEnded, Consolidating, Reading, StepTaken
-from caprompt.callbacks.progress_bar import Display
+from caprompt.callbacks.events import Consolidating, ImagesChecked, LearnEnded, LearnStarted, StepEnded
+from caprompt.callbacks.progress_bar import ProgressBar
 
 
 def play(terminal: bool) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=140)
-    with Display(console) as listen:
+    with ProgressBar(console) as listen:
         for done in range(1, 4):
-            listen(Reading(done, 3))
-        listen(CallBegan(2, ("cat", "dog"), (), images=8, epochs=2, first_epoch=1))
+            listen(ImagesChecked(done, 3))
+        listen(LearnStarted(2, ("cat", "dog"), (), images=8, epochs=2, first_epoch=1))
         for _ in range(2):
-            listen(StepTaken(1, 4, {"ce": torch.tensor(0.25), "concave": torch.tensor(0.5)}))
+            listen(StepEnded(1, 4, {"ce": torch.tensor(0.25), "concave": torch.tensor(0.5)}))
         listen.bars.refresh()
         listen(Consolidating())
         listen.bars.refresh()
-        listen(CallEnded(4, 1.0))
+        listen(LearnEnded(4, 1.0))
     return output.getvalue()
 
 
@@ -36,6 +36,6 @@ def test_quiet_without_a_terminal() -> None:
 
 
 def test_steps_without_a_beginning_do_no_harm() -> None:
-    with Display(Console(file=io.StringIO())) as listen:
-        listen(StepTaken(0, 4, {"ce": torch.tensor(1.0)}))
+    with ProgressBar(Console(file=io.StringIO())) as listen:
+        listen(StepEnded(0, 4, {"ce": torch.tensor(1.0)}))
         listen(Consolidating())

@@ -5,16 +5,16 @@ import io
 import pytest
 from rich.console import Console
 
-from caprompt.callbacks.events import CallEnded, TaskTested
-from caprompt.callbacks.terminal_curve import Watch, text_curve
+from caprompt.callbacks.events import LearnEnded, TaskEvaluated
+from caprompt.callbacks.terminal_curve import TerminalCurve, draw_curve
 
 
 def test_the_curve_is_printed_after_each_test_and_at_no_other_time() -> None:
     console = Console(file=io.StringIO(), width=60, record=True)
-    watch = Watch(console)
-    watch(CallEnded(4, 1.0))
+    watch = TerminalCurve(console)
+    watch(LearnEnded(4, 1.0))
     assert console.export_text(clear=False) == ""
-    watch(TaskTested([[90.0], [80.0, 100.0]]))
+    watch(TaskEvaluated([[90.0], [80.0, 100.0]]))
     shown = console.export_text()
     assert "after task 2: ACC 90.0, AF 10.0" in shown
     assert shown.count("●") == 2
@@ -22,14 +22,14 @@ def test_the_curve_is_printed_after_each_test_and_at_no_other_time() -> None:
 
 @pytest.mark.parametrize("values", [[99.0], [100.0, 0.0], [50.0] * 7, [97.0 - task for task in range(40)]])
 def test_every_task_is_a_point_within_the_width(values: list[float]) -> None:
-    lines = text_curve(values, width=60).splitlines()
+    lines = draw_curve(values, width=60).splitlines()
     assert sum(line.count("●") for line in lines) == len(values)
     assert max(map(len, lines[:-1])) <= 68
     assert all("-" not in line for line in lines)  # the scale never falls below zero
 
 
 def test_lower_values_are_drawn_lower() -> None:
-    lines = text_curve([90.0, 40.0, 70.0]).splitlines()
+    lines = draw_curve([90.0, 40.0, 70.0]).splitlines()
     row = {column: at for at, line in enumerate(lines) for column, mark in enumerate(line) if mark == "●"}
     first, second, third = (row[column] for column in sorted(row))
     assert first < third < second

@@ -9,7 +9,7 @@ from helpers import QUICK, squares, write_backbone
 
 from caprompt import ContinualClassifier
 from caprompt.backbones.weights import DEFAULT_BACKBONE
-from caprompt.checkpoint.model import IN_PROGRESS, call_was_stopped, options_on, saved_options, tensors_under
+from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call, options_for_device, saved_options, select_by_prefix
 from caprompt.errors import OptionError
 
 
@@ -17,12 +17,12 @@ def test_a_checkpoint_that_was_overtaken_does_not_count(tmp_path: Path, backbone
     """A kill after the model is saved and before its checkpoint is removed: nothing was stopped."""
     model = ContinualClassifier(backbone=backbone, **QUICK)  # type: ignore[arg-type]
     model._write(tmp_path / IN_PROGRESS, {"epochs_done": 1}, {})
-    assert call_was_stopped(tmp_path)
+    assert has_stopped_call(tmp_path)
     kept = shutil.copytree(tmp_path / IN_PROGRESS, tmp_path / "kept")
     model.learn(squares(["red"]), folder=tmp_path)
-    assert not call_was_stopped(tmp_path)
+    assert not has_stopped_call(tmp_path)
     kept.rename(tmp_path / IN_PROGRESS)
-    assert not call_was_stopped(tmp_path)
+    assert not has_stopped_call(tmp_path)
 
 
 def test_a_file_named_like_a_packaged_backbone_is_still_found_by_its_path(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_file_named_like_a_packaged_backbone_is_still_found_by_its_path(tmp_pa
 
 
 def test_tensors_are_taken_by_prefix() -> None:
-    assert tensors_under({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, "b.") == {"x": torch.ones(1)}
+    assert select_by_prefix({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, "b.") == {"x": torch.ones(1)}
 
 
 def test_a_model_saved_with_an_option_that_is_no_more_is_read_if_nothing_is_lost(tmp_path: Path, backbone: Path) -> None:
@@ -49,4 +49,4 @@ def test_numbers_that_a_device_does_not_have_give_way_to_its_own(backbone: Path)
     options = ContinualClassifier(backbone=backbone, **QUICK).method.options.model_dump(mode="json")  # type: ignore[arg-type]
     for saved, found in (("fp8", "auto"), ("bf16", "bf16"), ("auto", "auto")):
         config = {"method": "caprompt", "options": {**options, "precision": saved}}
-        assert options_on(torch.device("cpu"), config)["precision"] == found
+        assert options_for_device(torch.device("cpu"), config)["precision"] == found

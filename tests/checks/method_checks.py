@@ -16,10 +16,10 @@ from helpers import quick_options, same_tensors, square, squares
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.callbacks.events import Consolidating, Event, StepTaken
-from caprompt.data import Samples, read
-from caprompt.engine.inputs import Feeder
-from caprompt.engine.trainer import trainable
+from caprompt.callbacks.events import Consolidating, Event, StepEnded
+from caprompt.data import Samples, read_source
+from caprompt.engine.inputs import InputPipeline
+from caprompt.engine.trainer import trainable_parameters
 
 Make = Callable[..., ContinualClassifier]
 Check = Callable[[Make], None]
@@ -46,9 +46,9 @@ def trained(make: Make, **settings: object) -> ContinualClassifier:
 def tensor_images(model: ContinualClassifier, count: int) -> Tensor:
     colours = [*FIRST, *SECOND, *THIRD]
     pictures = [square(colours[number % len(colours)], 500 + number) for number in range(count)]
-    samples: Samples = read((pictures, ["any"] * count))
+    samples: Samples = read_source((pictures, ["any"] * count))
     return torch.cat(
-        [images for images, _ in Feeder(model.backbone, model.device).plain(samples, [0] * count, model.method.options)]
+        [images for images, _ in InputPipeline(model.backbone, model.device).plain(samples, [0] * count, model.method.options)]
     )
 
 
@@ -71,14 +71,14 @@ def check_batch_invariance(make: Make) -> None:
 
 def assert_batch_invariant(model: ContinualClassifier) -> None:
     images = tensor_images(model, 70)
-    alone = [model.method.answer(image[None]) for image in images]
+    alone = [model.method.predict(image[None]) for image in images]
     logits, weights = (torch.cat([getattr(a, name) for a in alone]) for name in ("logits", "task_weights"))
     assert logits.std(dim=0).max() > 1e-3, "the images should not all look the same to the model"
     rounding = 3e-5 if hasattr(model.method.options, "ridge_scale") else 1e-5  # logits that are twenty times a regression's
     order = torch.from_numpy(np.random.default_rng(0).permutation(70))
     for size in (7, 64):
         for arrangement in (torch.arange(70), order):
-            answers = [model.method.answer(images[part]) for part in arrangement.split(size)]
+            answers = [model.method.predict(images[part]) for part in arrangement.split(size)]
             torch.testing.assert_close(torch.cat([a.logits for a in answers]), logits[arrangement], rtol=1e-6, atol=rounding)
             torch.testing.assert_close(torch.cat([a.task_weights for a in answers]), weights[arrangement], rtol=0, atol=1e-5)
 
@@ -97,7 +97,7 @@ def check_growth_with_unequal_tasks(make: Make) -> None:
     """Tasks of 2, 1 and 3 classes; the logits have a column per class and the weights one per task, summing to one."""
     model = trained(make)
     assert model.tasks == [["green", "red"], ["blue"], ["cyan", "purple", "yellow"]]
-    answer = model.method.answer(tensor_images(model, 5))
+    answer = model.method.predict(tensor_images(model, 5))
     assert answer.logits.shape == (5, 6)
     assert answer.task_weights.shape == (5, 3)
     torch.testing.assert_close(answer.task_weights.sum(dim=1), torch.ones(5))
@@ -150,7 +150,7 @@ def check_resumed_equals_uninterrupted(make: Make) -> None:
         pass
 
     def stop_midway(event: Event) -> None:
-        if (isinstance(event, StepTaken) and event.epoch == 1) or isinstance(event, Consolidating):
+        if (isinstance(event, StepEnded) and event.epoch == 1) or isinstance(event, Consolidating):
             raise StopError
 
     with tempfile.TemporaryDirectory() as folder:
@@ -194,10 +194,10 @@ def check_further_images_change_answers_even_of_a_single_task(make: Make) -> Non
     model = make()
     model.learn(squares(FIRST))
     images = tensor_images(model, 5)
-    before = model.method.answer(images).logits
+    before = model.method.predict(images).logits
     model.learn(squares(FIRST, start=800))
     assert len(model.tasks) == 1
-    assert not torch.equal(model.method.answer(images).logits, before)
+    assert not torch.equal(model.method.predict(images).logits, before)
 
 
 def check_gradients_reach_what_learns_and_nothing_else(make: Make) -> None:
@@ -209,7 +209,7 @@ def check_gradients_reach_what_learns_and_nothing_else(make: Make) -> None:
     method = model.method
     frozen = {name: p.detach().clone() for name, p in method.named_parameters() if not p.requires_grad}
     assert any(name.startswith("vit.") for name in frozen)
-    assert bool(trainable(method)) == (method.epochs > 0)
+    assert bool(trainable_parameters(method)) == (method.epochs > 0)
     if method.epochs:
         labels = torch.tensor([3, 4, 5])
         torch.stack(list(method.loss(tensor_images(model, 3), labels).values())).sum().backward()

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caprompt import ContinualClassifier
-from caprompt.engine.trainer import Step, for_training, make_step
+from caprompt.engine.trainer import TrainingStep, build_optimizer, make_step
 from caprompt.methods.base import Method
 
 Make = Callable[..., ContinualClassifier]
@@ -79,7 +79,7 @@ def batch(method: Method, number: int) -> tuple[Tensor, Tensor]:
     """Three images of the newest task's classes."""
     generator = torch.Generator().manual_seed(number)
     images = torch.randn(3, 3, TINY.image_size, TINY.image_size, generator=generator)
-    labels = torch.randint(method.known, method.classes, (3,), generator=generator)
+    labels = torch.randint(method.num_known_classes, method.num_classes, (3,), generator=generator)
     return images.to(method.device), labels.to(method.device)
 
 
@@ -94,22 +94,22 @@ def check_steps_and_answers_never_look_at_values(make: Make) -> None:
             images, labels = batch(method, 0)
             method.to("meta")
             with OnlyOn("meta"):
-                if method.answers_alike:
-                    method.answer(images.to("meta"))
-                if method.epochs and method.replayable:
+                if method.can_capture_predict:
+                    method.predict(images.to("meta"))
+                if method.epochs and method.can_capture_step:
                     torch.stack(list(method.loss(images.to("meta"), labels.to("meta")).values())).sum().backward()
 
 
 def check_steps_change_things_in_place(make: Make) -> None:
     """After a step every parameter and buffer is the tensor it was, at the same place, and nothing else has been noted down."""
     method = in_training(make)
-    if method is None or not method.replayable:
+    if method is None or not method.can_capture_step:
         return
-    step = Step(method, for_training(method))
+    step = TrainingStep(method, build_optimizer(method))
     step(*batch(method, 0))
     before = dict(places(method))
     step(*batch(method, 1))
-    method.answer(batch(method, 2)[0])
+    method.predict(batch(method, 2)[0])
     assert dict(places(method)) == before
 
 
@@ -129,7 +129,7 @@ def check_memory_stays_flat_across_steps(make: Make) -> None:
     method = in_training(make)
     if method is None:
         return
-    step = Step(method, for_training(method))
+    step = TrainingStep(method, build_optimizer(method))
     alive = []
     for number in range(10):
         step(*batch(method, number))
@@ -149,7 +149,7 @@ def check_replayed_steps_train_as_plain_ones_do(make: Make) -> None:
     plain, replayed = (in_training(make, precision="fp32", optimizer="sgd") for _ in range(2))
     if plain is None or replayed is None:
         return
-    steps = Step(plain, for_training(plain)), make_step(replayed, for_training(replayed))
+    steps = TrainingStep(plain, build_optimizer(plain)), make_step(replayed, build_optimizer(replayed))
     for number in range(7):
         one, two = (step(*batch(plain, number)) for step in steps)
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)

@@ -22,9 +22,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 def name() -> Iterator[str]:
     """The example's name, known for as long as this file is tested."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    known = set(registry.registered())
+    known = set(registry.list_methods())
     exec(compile(program, str(PAGE), "exec"), {"__name__": "caprompt_example"})
-    (new,) = set(registry.registered()) - known
+    (new,) = set(registry.list_methods()) - known
     yield new
     del registry._REGISTRY[new]
 

@@ -13,7 +13,7 @@ from helpers import tiny_vit
 from torch import Tensor
 
 from caprompt.methods.linear import Linear
-from caprompt.methods.templates import PlainOptions
+from caprompt.methods.templates import BaselineOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
 import step_checks
@@ -51,7 +51,7 @@ class Sloppy(Linear):
     """A linear head that does one more thing in every step."""
 
     def __init__(self, habit: Callable[[Sloppy, Tensor, Tensor], None]) -> None:
-        super().__init__(tiny_vit(), PlainOptions())
+        super().__init__(tiny_vit(), BaselineOptions())
         self.habit = habit
         self.steps = 0
         self.seen: list[Tensor] = []

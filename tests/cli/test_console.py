@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from caprompt.cli.console import err, out, tell_skipped, tell_warnings
+from caprompt.cli.console import err, out, print_skipped, print_warnings
 
 
 def test_names_are_printed_as_they_are() -> None:
@@ -13,11 +13,11 @@ def test_names_are_printed_as_they_are() -> None:
 
 def test_what_was_skipped_goes_to_the_error_console(capsys: pytest.CaptureFixture[str]) -> None:
     with err.capture() as capture:
-        tell_skipped(["'a.png' is broken", "'b.png' too"])
+        print_skipped(["'a.png' is broken", "'b.png' too"])
     assert capture.get() == "skipped: 'a.png' is broken\nskipped: 'b.png' too\n"
 
 
 def test_warnings_too() -> None:
     with err.capture() as capture:
-        tell_warnings(["2 test images were trained on"])
+        print_warnings(["2 test images were trained on"])
     assert capture.get() == "warning: 2 test images were trained on\n"

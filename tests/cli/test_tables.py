@@ -7,7 +7,7 @@ from rich.console import Console
 
 from caprompt import InputError
 from caprompt.cli import tables
-from caprompt.experiments.run_folder import Results, TaskResult
+from caprompt.experiments.run_folder import RunResult, TaskResult
 from caprompt.outputs import Evaluation, Prediction, Score, TaskScore
 
 
@@ -17,9 +17,9 @@ def text(table: object) -> list[list[str]]:
     return [line.split() for line in console.export_text().splitlines() if line.strip()]
 
 
-def results(acc: float = 85.0, **changes: str) -> Results:
+def results(acc: float = 85.0, **changes: str) -> RunResult:
     rows = [TaskResult((90.0,), (10,), 100.0, 2.0, 1.0), TaskResult((2 * acc - 100, 100.0), (10, 30), 95.0, 2.0, 1.0)]
-    return Results(Path("x"), [["a", "b"], ["c"]], rows, **changes)
+    return RunResult(Path("x"), [["a", "b"], ["c"]], rows, **changes)
 
 
 def test_run_table_has_a_line_per_task() -> None:
@@ -29,7 +29,7 @@ def test_run_table_has_a_line_per_task() -> None:
 
 
 def test_run_table_of_a_joint_run_has_the_accuracy_of_each_task() -> None:
-    joint = Results(Path("x"), [["a", "b"], ["c"]], [TaskResult((70.0, 100.0), (10, 30), 95.0, 2.0, 1.0)], joint=True)
+    joint = RunResult(Path("x"), [["a", "b"], ["c"]], [TaskResult((70.0, 100.0), (10, 30), 95.0, 2.0, 1.0)], joint=True)
     lines = text(tables.run_table(joint))
     assert ["1", "a,", "b", "70.0"] in lines
     assert ["2", "c", "100.0"] in lines

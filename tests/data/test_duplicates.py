@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caprompt.data import duplicates
-from caprompt.data.duplicates import contents, occurring
-from caprompt.data.sources import read
+from caprompt.data.duplicates import contents, find_duplicates
+from caprompt.data.sources import read_source
 
 Noise = Callable[..., NDArray[np.uint8]]
 
@@ -28,8 +28,8 @@ def test_files_are_read_only_where_their_lengths_agree(photos: Path, monkeypatch
     files = sorted(photos.rglob("*.png"))
     (photos / "class1" / "odd.png").write_bytes(b"of a length of its own")
     hashed: list[Path] = []
-    real = duplicates.fingerprint
-    monkeypatch.setattr(duplicates, "fingerprint", lambda picture: (hashed.append(picture), real(picture))[1])
+    real = duplicates.hash_image
+    monkeypatch.setattr(duplicates, "hash_image", lambda picture: (hashed.append(picture), real(picture))[1])
     numbers = contents([*files, photos / "class1" / "odd.png"])
     assert len(set(numbers)) == len(files)  # one more file, one copy
     assert numbers[files.index(photos / "class2" / "copy.png")] == numbers[files.index(photos / "class1" / "0.png")]
@@ -47,7 +47,7 @@ def test_test_images_among_the_training_images(photos: Path, tmp_path: Path, noi
     (test / "class1").mkdir(parents=True)
     shutil.copy(photos / "class2" / "3.png", test / "class1" / "b.png")  # under another label and name
     Image.fromarray(noise(999)).save(test / "class1" / "a.png")
-    assert occurring(read(test), read(photos)) == [1]
-    in_memory = read(([noise(203), noise(998)], ["x", "y"]))
-    assert occurring(in_memory, read(photos)) == [0]
-    assert occurring(read(photos), in_memory) == [7]
+    assert find_duplicates(read_source(test), read_source(photos)) == [1]
+    in_memory = read_source(([noise(203), noise(998)], ["x", "y"]))
+    assert find_duplicates(in_memory, read_source(photos)) == [0]
+    assert find_duplicates(read_source(photos), in_memory) == [7]

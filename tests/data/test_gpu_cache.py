@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.gpu_cache import PixelBank, stacked
+from caprompt.data.gpu_cache import GPUImageCache, stacked
 from caprompt.data.images import Pixels
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ def pictures() -> list[Pixels]:
 
 @pytest.mark.parametrize("in_memory", [10**6, 10], ids=["in memory", "in a file"])
 def test_pictures_come_back_padded_to_the_largest(pictures: list[Pixels], in_memory: int) -> None:
-    bank = PixelBank(pictures, CPU, in_memory)
+    bank = GPUImageCache(pictures, CPU, in_memory)
     assert len(bank) == 3
     assert bank.shape(1) == (7, 3)
     taken = bank.take(np.array([2, 0]))
@@ -29,7 +29,7 @@ def test_pictures_come_back_padded_to_the_largest(pictures: list[Pixels], in_mem
 
 
 def test_resident_pictures_are_gathered_alike(pictures: list[Pixels]) -> None:
-    bank = PixelBank(pictures, CPU)
+    bank = GPUImageCache(pictures, CPU)
     bank.resident = torch.from_numpy(bank.host)
     taken = bank.take(np.array([1, 2, 1]))
     assert taken.shape == (3, 7, 5, 3)
@@ -39,7 +39,7 @@ def test_resident_pictures_are_gathered_alike(pictures: list[Pixels]) -> None:
 
 
 def test_an_empty_bank() -> None:
-    assert len(PixelBank([], CPU)) == 0
+    assert len(GPUImageCache([], CPU)) == 0
 
 
 def test_stacking(pictures: list[Pixels]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from caprompt.data.gpu_cache import PixelBank, stacked
+from caprompt.data.gpu_cache import GPUImageCache, stacked
 from caprompt.data.gpu_transforms import render_batch
 from caprompt.data.images import Pixels
 from caprompt.data.transforms import EvalTransform, TrainTransform, Transform, View, render
@@ -74,7 +74,7 @@ def test_company_in_a_batch_changes_no_pixel() -> None:
 def test_on_a_gpu_rendering_waits_for_nothing() -> None:
     device = torch.device("cuda")
     recipe = TrainTransform(32, (0.5,) * 3, (0.2,) * 3)
-    bank = PixelBank([np.zeros((8, 9, 3), np.uint8)] * 4, device)
+    bank = GPUImageCache([np.zeros((8, 9, 3), np.uint8)] * 4, device)
     views = [recipe.view(9, 8, np.random.default_rng(number)) for number in range(4)]
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from caprompt.data import images
-from caprompt.data.images import decode, fingerprint
+from caprompt.data.images import decode, hash_image
 from caprompt.errors import DataError
 
 
-def corner(picture: images.Picture) -> tuple[int, ...]:
+def corner(picture: images.ImageInput) -> tuple[int, ...]:
     return tuple(decode(picture)[0, 0].tolist())
 
 
@@ -172,7 +172,7 @@ def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
 def test_fingerprint_is_of_the_content(tmp_path: Path, noise) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         Image.fromarray(noise(seed)).save(tmp_path / f"{name}.png")
-    a, b, c = (fingerprint(tmp_path / f"{name}.png") for name in "abc")
+    a, b, c = (hash_image(tmp_path / f"{name}.png") for name in "abc")
     assert a == b != c
-    assert fingerprint(Image.fromarray(noise(1))) == fingerprint(noise(1)) != fingerprint(noise(2))
-    assert fingerprint(np.zeros((2, 8), np.uint8)) != fingerprint(np.zeros((8, 2), np.uint8))
+    assert hash_image(Image.fromarray(noise(1))) == hash_image(noise(1)) != hash_image(noise(2))
+    assert hash_image(np.zeros((2, 8), np.uint8)) != hash_image(np.zeros((8, 2), np.uint8))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.gpu_cache import PixelBank
-from caprompt.data.image_cache import ImageStore
-from caprompt.data.loader import banked_batches, batches, streamed_batches
+from caprompt.data.gpu_cache import GPUImageCache
+from caprompt.data.image_cache import ImageCache
+from caprompt.data.loader import batches, cached_batches, streamed_batches
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read_source
 from caprompt.data.transforms import EvalTransform, TrainTransform, render
 from caprompt.errors import DataError
 
@@ -22,17 +22,17 @@ EVAL = EvalTransform(8, MEAN, STD)
 
 @pytest.fixture
 def samples(photos: Path) -> Samples:
-    return read(photos)
+    return read_source(photos)
 
 
 def gathered(samples: Samples, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    settings = {"transform": TRAIN, "store": ImageStore(), "batch_size": 5, "seed": [1, 2], "shuffle": True} | options
+    settings = {"transform": TRAIN, "store": ImageCache(), "batch_size": 5, "seed": [1, 2], "shuffle": True} | options
     images, targets = zip(*batches(samples, range(len(samples)), **settings), strict=True)
     return torch.cat(images), torch.cat(targets)
 
 
 def test_batches_in_order(samples: Samples) -> None:
-    store = ImageStore()
+    store = ImageCache()
     found = list(batches(samples, range(12), EVAL, store, 5, seed=None, shuffle=False))
     assert [tuple(images.shape) for images, _ in found] == [(5, 3, 8, 8), (5, 3, 8, 8), (2, 3, 8, 8)]
     assert found[0][0].dtype == torch.float32
@@ -72,7 +72,7 @@ def test_equal_pictures_are_augmented_differently(noise) -> None:
 
 
 def test_a_second_epoch_decodes_nothing(samples: Samples) -> None:
-    store = ImageStore()
+    store = ImageCache()
     gathered(samples, store=store)
     gathered(samples, store=store, seed=[1, 3])
     assert store.decoded == 12
@@ -80,7 +80,7 @@ def test_a_second_epoch_decodes_nothing(samples: Samples) -> None:
 
 def test_stopping_early_leaves_no_threads(samples: Samples) -> None:
     before = threading.active_count()
-    stream = batches(samples, range(12), TRAIN, ImageStore(), 2, seed=[0], shuffle=True, workers=3)
+    stream = batches(samples, range(12), TRAIN, ImageCache(), 2, seed=[0], shuffle=True, workers=3)
     next(stream)
     assert threading.active_count() > before
     stream.close()
@@ -95,12 +95,12 @@ def test_errors_of_a_picture_come_out(samples: Samples, photos: Path) -> None:
 
 def test_every_path_gives_the_same_batches(samples: Samples) -> None:
     """Pillow one by one, or batched operations from a bank or a stream: the same order, targets and views."""
-    store, cpu = ImageStore(), torch.device("cpu")
+    store, cpu = ImageCache(), torch.device("cpu")
     targets = range(12)
     pairs = [
         (
             batches(samples, targets, TRAIN, store, 5, seed=[4], shuffle=True),
-            banked_batches(PixelBank(map(store.get, samples.pictures), cpu), targets, TRAIN, 5, seed=[4]),
+            cached_batches(GPUImageCache(map(store.get, samples.pictures), cpu), targets, TRAIN, 5, seed=[4]),
         ),
         (
             batches(samples, targets, EVAL, store, 5, seed=None, shuffle=False),
@@ -114,11 +114,11 @@ def test_every_path_gives_the_same_batches(samples: Samples) -> None:
 
 
 def test_no_samples_no_batches() -> None:
-    assert list(batches(Samples((), ()), [], EVAL, ImageStore(), 4, seed=None, shuffle=False)) == []
+    assert list(batches(Samples((), ()), [], EVAL, ImageCache(), 4, seed=None, shuffle=False)) == []
 
 
 def test_misuse_is_refused(samples: Samples) -> None:
     with pytest.raises(ValueError, match="12 samples but 1 targets"):
-        next(batches(samples, [0], EVAL, ImageStore(), 4, seed=None, shuffle=False))
+        next(batches(samples, [0], EVAL, ImageCache(), 4, seed=None, shuffle=False))
     with pytest.raises(ValueError, match="needs a seed"):
-        next(batches(samples, range(12), EVAL, ImageStore(), 4, seed=None, shuffle=True))
+        next(batches(samples, range(12), EVAL, ImageCache(), 4, seed=None, shuffle=True))

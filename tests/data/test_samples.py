@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read_source
 from caprompt.errors import DataError
 
 
@@ -37,10 +37,10 @@ def test_class_names_are_checked() -> None:
 
 
 def test_digest_follows_content_labels_and_order_but_not_the_place(photos: Path, tmp_path: Path) -> None:
-    samples = read(photos)
+    samples = read_source(photos)
     first = samples.digest()
     shutil.copytree(photos, tmp_path / "moved")
-    assert read(tmp_path / "moved").digest() == first
+    assert read_source(tmp_path / "moved").digest() == first
 
     assert samples.select(range(11, -1, -1)).digest() != first
     relabelled = Samples(samples.pictures, ("class3", *samples.labels[1:]))

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from caprompt.data.image_cache import ImageStore
+from caprompt.data.image_cache import ImageCache
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read, verified
+from caprompt.data.sources import read_source, validate_images
 from caprompt.errors import DataError
 
 
 def test_folder_per_class_in_natural_order(photos: Path) -> None:
-    samples = read(str(photos))
+    samples = read_source(str(photos))
     assert samples.classes == ("class1", "class2", "class10")
     assert samples.labels == ("class1",) * 4 + ("class2",) * 4 + ("class10",) * 4
     assert samples.pictures[:2] == (photos / "class1" / "0.png", photos / "class1" / "1.png")
     assert samples.skipped == ()
-    assert read(samples) is samples
+    assert read_source(samples) is samples
 
 
 def test_nested_files_count_hidden_and_foreign_ones_do_not(photos: Path) -> None:
@@ -29,13 +29,13 @@ def test_nested_files_count_hidden_and_foreign_ones_do_not(photos: Path) -> None
     for name in (".hidden.png", "notes.txt", ".cache/x.png", "../.git/x.png"):
         (photos / "class1" / name).parent.mkdir(exist_ok=True)
         (photos / "class1" / name).write_bytes(b"")
-    names = [path.name for path in read(photos).of_classes(["class1"]).pictures]
+    names = [path.name for path in read_source(photos).of_classes(["class1"]).pictures]
     assert names == ["0.png", "1.png", "2.png", "3.png", "UPPER.PNG"]
 
 
 def test_images_beside_the_class_folders_are_told_of(photos: Path) -> None:
     (photos / "stray.jpg").write_bytes(b"")
-    samples = read(photos)
+    samples = read_source(photos)
     assert len(samples) == 12
     assert len(samples.skipped) == 1
     assert "1 image(s) lying directly in" in samples.skipped[0]
@@ -43,23 +43,23 @@ def test_images_beside_the_class_folders_are_told_of(photos: Path) -> None:
 
 def test_folders_that_cannot_be_read(tmp_path: Path, photos: Path) -> None:
     with pytest.raises(DataError, match=r"there is no folder or CSV file '.*nowhere'"):
-        read(tmp_path / "nowhere")
+        read_source(tmp_path / "nowhere")
     with pytest.raises(DataError, match="one folder per class"):
-        read(photos / "class1")
+        read_source(photos / "class1")
     (tmp_path / "void").mkdir()
     with pytest.raises(DataError, match="void' has no class folders; make one folder"):
-        read(tmp_path / "void")
+        read_source(tmp_path / "void")
     (photos / "hollow").mkdir()
     with pytest.raises(DataError, match=r"class folder '.*hollow' has no images"):
-        read(photos)
+        read_source(photos)
     with pytest.raises(DataError, match=r"neither a folder nor a .csv"):
-        read(photos / "class1" / "0.png")
+        read_source(photos / "class1" / "0.png")
 
 
 def test_a_folder_whose_name_is_no_class_name(photos: Path) -> None:
     (photos / "what?").mkdir()
     with pytest.raises(DataError, match=r"'what\?' cannot be a class name"):
-        read(photos)
+        read_source(photos)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_folder_whose_name_is_no_class_name(photos: Path) -> None:
 )
 def test_csv_files(photos: Path, text: str) -> None:
     (photos / "list.csv").write_text(text, encoding="utf-8")
-    samples = read(photos / "list.csv")
+    samples = read_source(photos / "list.csv")
     assert samples.labels == ("cat", "sea lion")
     assert samples.pictures == (photos / "class1" / "0.png", photos / "class2" / "0.png")
 
@@ -93,22 +93,22 @@ def test_csv_files(photos: Path, text: str) -> None:
 def test_csv_rows_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.csv").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
-        read(tmp_path / "list.csv")
+        read_source(tmp_path / "list.csv")
 
 
 def test_csv_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(DataError, match="UTF-8"):
-        read(tmp_path / "list.csv")
+        read_source(tmp_path / "list.csv")
 
 
 def test_arrays_pillow_images_and_paths_in_memory(photos: Path, noise) -> None:
     stacked = np.stack([noise(0), noise(1)])
-    samples = read((stacked, np.array([3, 10])))
+    samples = read_source((stacked, np.array([3, 10])))
     assert samples.labels == ("3", "10")
     np.testing.assert_array_equal(samples.pictures[1], noise(1))
 
-    mixed = read(([noise(0), Image.fromarray(noise(1)), str(photos / "class1" / "0.png")], ["a", "b", 7]))
+    mixed = read_source(([noise(0), Image.fromarray(noise(1)), str(photos / "class1" / "0.png")], ["a", "b", 7]))
     assert mixed.labels == ("a", "b", "7")
     assert mixed.pictures[2] == photos / "class1" / "0.png"
 
@@ -124,19 +124,19 @@ def test_arrays_pillow_images_and_paths_in_memory(photos: Path, noise) -> None:
 )
 def test_pairs_that_cannot_be_used(images: list[object], labels: list[object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read((images, labels))
+        read_source((images, labels))
 
 
 def test_something_else_is_refused() -> None:
     with pytest.raises(DataError, match="from a int"):
-        read(3)  # type: ignore[arg-type]
+        read_source(3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no images"):
-        read(Samples((), ()))
+        read_source(Samples((), ()))
 
 
 def test_one_image_in_two_classes_is_an_error_within_one_it_is_not(photos: Path) -> None:
     shutil.copy(photos / "class1" / "0.png", photos / "class1" / "again.png")
-    assert len(verified(read(photos), ImageStore())) == 13
+    assert len(validate_images(read_source(photos), ImageCache())) == 13
     shutil.copy(photos / "class1" / "0.png", photos / "class2" / "again.png")
     with pytest.raises(DataError, match=r"class1.0\.png' \(class 'class1'\) and .*again\.png' \(class 'class2'\) are the same"):
-        verified(read(photos), ImageStore())
+        validate_images(read_source(photos), ImageCache())

@@ -8,14 +8,14 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.inference import Answering, KnownWays, SecondBackbone, close
-from caprompt.methods import build
-from caprompt.methods.base import Answer, Method
+from caprompt.engine.inference import Float32Backbone, Predictor, PredictorCache, is_close
+from caprompt.methods import build_method
+from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.linear import Linear
 
 
 def method(device: str, **options: object) -> Method:
-    made = build("caprompt", tiny_vit(), {"length": 4, **options}).to(device)
+    made = build_method("caprompt", tiny_vit(), {"length": 4, **options}).to(device)
     for number in range(3):
         made.begin_task(2, torch.Generator().manual_seed(number))
     return made
@@ -29,11 +29,11 @@ GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 def test_answers_are_the_methods_own_for_full_and_short_batches(device: str, cycles: object) -> None:
     """Seven batches, so that on a GPU some are replayed; the last is short."""
     made = method(device, cycles=cycles)
-    ask = Answering(made, 4)
+    ask = Predictor(made, 4)
     images = torch.randn(27, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0)).to(device)
     asked = [ask(part) for part in images.split(4)]
     assert [len(answer.logits) for answer in asked] == [4] * 6 + [3]
-    direct = made.answer(images)
+    direct = made.predict(images)
     for name in ("logits", "task_weights", "passes"):
         found = torch.cat([getattr(answer, name) for answer in asked])
         torch.testing.assert_close(found, getattr(direct, name), rtol=1e-4, atol=1e-5)
@@ -44,17 +44,17 @@ def test_what_is_asked_again_is_answered_in_float32(device: str) -> None:
     """Images much alike, between two classes, and so many that replays of the second network are among the answers."""
     made = method(device, classifier="aligned")
     made.vit.to(torch.bfloat16)
-    exact = SecondBackbone(made.vit).given_to(made)
+    exact = Float32Backbone(made.vit).attach_to(made)
     chance = torch.Generator().manual_seed(0)
     first, rest = (torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=chance) for count in (1, 150))
     images = (first + 0.02 * rest).to(device)
     with torch.no_grad():
-        middle = exact.answer(images).logits.mean(dim=0)
+        middle = exact.predict(images).logits.mean(dim=0)
         made.head.bias.sub_(middle)[:2].add_(1.0)  # shared by both
-    ask = Answering(made, 12)
+    ask = Predictor(made, 12)
     asked = [ask(part) for part in images.split(12)]
-    logits, expected = torch.cat([answer.logits for answer in asked]), exact.answer(images).logits
-    again = close(expected, ask.bound / 2)
+    logits, expected = torch.cat([answer.logits for answer in asked]), exact.predict(images).logits
+    again = is_close(expected, ask.bound / 2)
     assert again[-50:].any()
     torch.testing.assert_close(logits[again], expected[again], rtol=1e-4, atol=1e-5)
     assert torch.equal(logits.argmax(dim=1), expected.argmax(dim=1))
@@ -63,11 +63,11 @@ def test_what_is_asked_again_is_answered_in_float32(device: str) -> None:
 class Rounding(Linear):
     """A method whose logits are rounded where its backbone is in half precision, in a batch otherwise than alone."""
 
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
-        logits = images[:, :1].flatten(1)[:, : self.classes]
+    def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
+        logits = images[:, :1].flatten(1)[:, : self.num_classes]
         if self.vit.dtype != torch.float32:
-            logits = logits + 0.01 * torch.tensor([1.0, -1.0]).repeat(self.classes // 2) * (1 if len(images) > 1 else -1)
-        return self.answered(logits, passes=self.vit.dtype.itemsize)
+            logits = logits + 0.01 * torch.tensor([1.0, -1.0]).repeat(self.num_classes // 2) * (1 if len(images) > 1 else -1)
+        return self.output_from_logits(logits, passes=self.vit.dtype.itemsize)
 
 
 def rounding(dtype: torch.dtype) -> Rounding:
@@ -76,9 +76,9 @@ def rounding(dtype: torch.dtype) -> Rounding:
     return made
 
 
-def asking(made: Method, size: int, images: int = 80) -> Answering:
+def asking(made: Method, size: int, images: int = 80) -> Predictor:
     """A way to ask that has found out how far rounding moves a lead."""
-    ask = Answering(made, size)
+    ask = Predictor(made, size)
     for part in torch.randn(images, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5)).split(size):
         ask(part)
     return ask
@@ -96,14 +96,14 @@ def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> Non
     answers = [ask(part) for part in images.split(size)]
     assert torch.equal(torch.cat([answer.logits for answer in answers]).argmax(dim=1), labels)
     assert torch.cat([answer.passes for answer in answers]).tolist() == [4, 2, 4, 2, 2, 4]  # 4 bytes where it was asked again
-    plain = torch.cat([made.answer(part).logits for part in images.split(size)])
+    plain = torch.cat([made.predict(part).logits for part in images.split(size)])
     assert not torch.equal(plain.argmax(dim=1), labels)
 
 
 def test_the_first_images_are_asked_in_both_precisions() -> None:
     made, images = rounding(torch.bfloat16), torch.zeros(40, 3, TINY.image_size, TINY.image_size)
     images[:, 0, 0, 1] = 3  # all of them sure
-    ask = Answering(made, 40)
+    ask = Predictor(made, 40)
     assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
     assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
     assert ask(images).passes.tolist() == [2] * 40  # 2 x 32 images are enough
@@ -112,16 +112,16 @@ def test_the_first_images_are_asked_in_both_precisions() -> None:
 def test_the_second_backbone_is_float32_and_shares_what_was_learned() -> None:
     made = method("cpu")
     made.vit.to(torch.bfloat16)
-    second = SecondBackbone(made.vit)
-    twin, images = second.given_to(made), torch.randn(2, 3, TINY.image_size, TINY.image_size)
+    second = Float32Backbone(made.vit)
+    twin, images = second.attach_to(made), torch.randn(2, 3, TINY.image_size, TINY.image_size)
     assert (twin.vit.dtype, made.vit.dtype) == (torch.float32, torch.bfloat16)
     assert twin.head is made.head
-    assert second.given_to(made).vit is twin.vit
-    torch.testing.assert_close(twin.answer(images).logits, made.answer(images).logits, rtol=0.1, atol=0.05)
+    assert second.attach_to(made).vit is twin.vit
+    torch.testing.assert_close(twin.predict(images).logits, made.predict(images).logits, rtol=0.1, atol=0.05)
 
 
 def test_all_ways_share_one_second_backbone_and_are_gone_when_cleared() -> None:
-    made, known = rounding(torch.bfloat16), KnownWays()
+    made, known = rounding(torch.bfloat16), PredictorCache()
     ways = [known.answering(made, size) for size in (1, 2, 2, 5)]
     assert len(set(map(id, ways))) == 3
     assert len({id(way.exactly(count).method.vit) for way in ways for count in (1, 3)}) == 1
@@ -150,12 +150,12 @@ def test_an_answer_that_overflowed_is_asked_again_and_tells_nothing_of_rounding(
 
 def test_in_full_precision_nothing_is_asked_twice() -> None:
     made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
-    ask = Answering(made, 3)
+    ask = Predictor(made, 3)
     assert ask(images).passes.tolist() == [4, 4, 4]
     assert not ask.exact
 
 
 def test_few_images_are_asked_again_in_a_small_batch() -> None:
-    ask = Answering(rounding(torch.bfloat16), 64)
+    ask = Predictor(rounding(torch.bfloat16), 64)
     assert [ask.exactly(count).size for count in (1, 5, 8, 31)] == [1, 8, 8, 32]
     assert len(ask.exact) == 3

@@ -5,18 +5,18 @@ from pathlib import Path
 import torch
 from helpers import squares, write_squares
 
-from caprompt.backbones.weights import find_backbone
-from caprompt.data import read
-from caprompt.engine.inputs import Feeder
+from caprompt.backbones.weights import load_backbone
+from caprompt.data import read_source
+from caprompt.engine.inputs import InputPipeline
 from caprompt.methods.options import Options
 
 CPU = torch.device("cpu")
 
 
 def test_plain_batches_keep_the_order_and_the_backbones_normalisation(backbone: Path) -> None:
-    samples = read(squares(["red", "blue"]))
+    samples = read_source(squares(["red", "blue"]))
     whole = Options(test_crop=1.0)
-    images, labels = zip(*Feeder(find_backbone(backbone), CPU).plain(samples, list(range(10)), whole, 4), strict=True)
+    images, labels = zip(*InputPipeline(load_backbone(backbone), CPU).plain(samples, list(range(10)), whole, 4), strict=True)
     assert [len(batch) for batch in images] == [4, 4, 2]
     assert torch.cat(labels).tolist() == list(range(10))
     assert torch.cat(images).shape == (10, 3, 16, 16)
@@ -35,7 +35,7 @@ def test_other_normalisations_than_the_backbones(backbone: Path) -> None:
     }
     for name, colour in expected.items():
         options = Options(normalise=name)  # type: ignore[arg-type]
-        ((images, _),) = Feeder(find_backbone(backbone), CPU).plain(read(([picture], ["x"])), [0], options)
+        ((images, _),) = InputPipeline(load_backbone(backbone), CPU).plain(read_source(([picture], ["x"])), [0], options)
         torch.testing.assert_close(images[0, :, 8, 8], torch.tensor(colour))
 
 
@@ -43,14 +43,14 @@ def test_test_crop_decides_how_much_of_a_picture_is_seen(backbone: Path) -> None
     """A picture that is white in the middle and black at its border."""
     picture = torch.zeros(64, 64, 3, dtype=torch.uint8).numpy()
     picture[16:48, 16:48] = 255
-    samples, feeder = read(([picture], ["x"])), Feeder(find_backbone(backbone), CPU)
+    samples, feeder = read_source(([picture], ["x"])), InputPipeline(load_backbone(backbone), CPU)
     seen = {crop: next(iter(feeder.plain(samples, [0], Options(test_crop=crop))))[0].mean().item() for crop in (0.5, 1.0)}
     assert seen[0.5] > 0.95
     assert abs(seen[1.0] - -0.5) < 0.05
 
 
 def test_epochs_differ_and_repeat(backbone: Path) -> None:
-    samples, feeder = read(squares(["red", "blue"])), Feeder(find_backbone(backbone), CPU)
+    samples, feeder = read_source(squares(["red", "blue"])), InputPipeline(load_backbone(backbone), CPU)
     epoch_batches = feeder.augmented(samples, list(range(10)), Options(batch_size=10), seed=3)
     one, again, other = (next(iter(epoch_batches(epoch))) for epoch in (0, 0, 1))
     assert torch.equal(one[0], again[0])
@@ -59,7 +59,7 @@ def test_epochs_differ_and_repeat(backbone: Path) -> None:
 
 
 def test_a_second_epoch_decodes_nothing(tmp_path: Path, backbone: Path) -> None:
-    samples, feeder = read(write_squares(tmp_path, ["red", "blue"])), Feeder(find_backbone(backbone), CPU)
+    samples, feeder = read_source(write_squares(tmp_path, ["red", "blue"])), InputPipeline(load_backbone(backbone), CPU)
     epoch_batches = feeder.augmented(samples, [0] * 10, Options(), seed=0)
     for epoch in range(3):
         list(epoch_batches(epoch))

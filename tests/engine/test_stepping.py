@@ -8,13 +8,13 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from caprompt.engine.trainer import Step, for_training, make_step
-from caprompt.methods import build
+from caprompt.engine.trainer import TrainingStep, build_optimizer, make_step
+from caprompt.methods import build_method
 from caprompt.methods.base import Method
 
 
 def method(**options: object) -> Method:
-    made = build("caprompt", tiny_vit(), {"length": 4, **options})
+    made = build_method("caprompt", tiny_vit(), {"length": 4, **options})
     for _ in range(3):
         made.begin_task(2, torch.Generator().manual_seed(0))
     return made
@@ -27,7 +27,7 @@ LABELS = torch.tensor([4, 5, 4, 5])
 def test_a_step_follows_the_clipped_gradient_of_the_summed_losses() -> None:
     """Against the same step spelled out with plain SGD."""
     made, plain = method(optimizer="sgd", clip=0.05, learning_rate=0.5), method(clip=0.05)
-    losses = Step(made, for_training(made))(IMAGES, LABELS)
+    losses = TrainingStep(made, build_optimizer(made))(IMAGES, LABELS)
     assert set(losses) == {"ce", "concave", "linear"}
     assert not any(loss.requires_grad for loss in losses.values())
 
@@ -43,7 +43,7 @@ def test_a_step_follows_the_clipped_gradient_of_the_summed_losses() -> None:
 
 def test_on_a_cpu_the_step_is_the_plain_one() -> None:
     made = method()
-    assert isinstance(make_step(made, for_training(made)), Step)
+    assert isinstance(make_step(made, build_optimizer(made)), TrainingStep)
 
 
 # What would slow a step down or let it keep more, by counting on the path of a CPU, which shares all but a few kernels with that
@@ -88,7 +88,7 @@ class Kernels(TorchDispatchMode):
 
 
 def deep(depth: int) -> Method:
-    made = build("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4})
+    made = build_method("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4})
     for _ in range(3):
         made.begin_task(2, torch.Generator().manual_seed(0))
     return made
@@ -99,7 +99,7 @@ def test_how_many_kernels_a_step_launches() -> None:
     counts = []
     for depth in (2, 3):
         made = deep(depth)
-        step = Step(made, for_training(made))
+        step = TrainingStep(made, build_optimizer(made))
         step(IMAGES, LABELS)  # the optimiser's moments are made in the first step
         with Kernels() as kernels:
             step(IMAGES, LABELS)

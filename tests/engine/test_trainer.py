@@ -4,16 +4,16 @@ import pytest
 import torch
 from helpers import TINY, same_tensors, tiny_vit
 
-from caprompt.callbacks.events import EpochEnded, Event, StepTaken
-from caprompt.engine.trainer import fit, for_training, rate_factor, trainable
-from caprompt.methods import build
+from caprompt.callbacks.events import EpochEnded, Event, StepEnded
+from caprompt.engine.trainer import build_optimizer, fit, learning_rate_factor, trainable_parameters
+from caprompt.methods import build_method
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
-from caprompt.utils.optimizers import state_of
+from caprompt.utils.optimizers import optimizer_state
 
 
 def method(**options: object) -> Method:
-    made = build("caprompt", tiny_vit(), {"length": 4, "epochs": 3, **options})
+    made = build_method("caprompt", tiny_vit(), {"length": 4, "epochs": 3, **options})
     made.begin_task(2, torch.Generator().manual_seed(0))
     return made
 
@@ -29,7 +29,7 @@ def batches(epoch: int) -> Batches:
 def test_loss_falls_and_events_tell_of_it() -> None:
     events: list[Event] = []
     fit(method(epochs=8, learning_rate=0.02), batches, listen=events.append)
-    steps = [event for event in events if isinstance(event, StepTaken)]
+    steps = [event for event in events if isinstance(event, StepEnded)]
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     assert len(steps) == 24
     assert [epoch.epoch for epoch in epochs] == list(range(8))
@@ -49,13 +49,13 @@ def test_continuing_after_an_epoch_gives_the_same_bits() -> None:
 
     def stop(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
         if ended.epoch == 1:
-            moments = {name: tensor.clone() for name, tensor in state_of(optimizer).items()}
+            moments = {name: tensor.clone() for name, tensor in optimizer_state(optimizer).items()}
             kept.update(state={name: tensor.clone() for name, tensor in stopped.state().items()}, moments=moments)
             raise StopError
 
     with pytest.raises(StopError):
         fit(stopped, batches, save=stop)
-    resumed = build("caprompt", tiny_vit(), {"length": 4, "epochs": 3})
+    resumed = build_method("caprompt", tiny_vit(), {"length": 4, "epochs": 3})
     resumed.restore([2], kept["state"])  # type: ignore[arg-type]
     fit(resumed, batches, start=2, optimizer_tensors=kept["moments"])  # type: ignore[arg-type]
     assert same_tensors(resumed.state(), straight.state())
@@ -75,8 +75,8 @@ def test_clipping_bounds_the_gradient() -> None:
     norms: list[float] = []
 
     def measure(event: Event) -> None:
-        if isinstance(event, StepTaken):
-            gradients = [parameter.grad for parameter in trainable(made) if parameter.grad is not None]
+        if isinstance(event, StepEnded):
+            gradients = [parameter.grad for parameter in trainable_parameters(made) if parameter.grad is not None]
             norms.append(float(torch.cat([gradient.flatten() for gradient in gradients]).norm()))
 
     fit(made, batches, listen=measure)
@@ -85,9 +85,9 @@ def test_clipping_bounds_the_gradient() -> None:
 
 def test_a_task_without_epochs_is_not_trained() -> None:
     """There may be nothing to optimise, and nobody asks for the batches."""
-    made = build("ncm", tiny_vit(), {})
+    made = build_method("ncm", tiny_vit(), {})
     made.begin_task(2, torch.Generator())
-    assert not trainable(made)
+    assert not trainable_parameters(made)
     events: list[Event] = []
     asked: list[int] = []
     fit(made, lambda epoch: asked.append(epoch) or batches(epoch), listen=events.append)  # type: ignore[func-returns-value]
@@ -95,9 +95,9 @@ def test_a_task_without_epochs_is_not_trained() -> None:
 
 
 def test_a_proxy_is_trained_at_the_heads_rate() -> None:
-    made = build("ease", tiny_vit(), {"bottleneck": 4, "learning_rate": 0.01, "head_rate": 0.1})
+    made = build_method("ease", tiny_vit(), {"bottleneck": 4, "learning_rate": 0.01, "head_rate": 0.1})
     made.begin_task(2, torch.Generator().manual_seed(0))
-    rest, head = for_training(made).param_groups
+    rest, head = build_optimizer(made).param_groups
     assert head["base"] == pytest.approx(0.001)
     assert {id(parameter) for parameter in head["params"]} == {id(parameter) for parameter in made.trained_head.parameters()}
     assert len(rest["params"]) == 4
@@ -105,7 +105,7 @@ def test_a_proxy_is_trained_at_the_heads_rate() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_schedules_start_full_and_never_rise(schedule: str) -> None:
-    factors = [rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
+    factors = [learning_rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
     assert factors[0] == 1
     assert factors == sorted(factors, reverse=True)
     assert (factors[-1] < 1) == (schedule != "constant")

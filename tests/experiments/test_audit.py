@@ -9,7 +9,7 @@ from helpers import LEAKY, QUICK, faint, squares
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.experiments.audit import arrangements, audit
-from caprompt.methods import Answer
+from caprompt.methods import MethodOutput
 
 COLOURS = ["red", "green", "blue", "yellow"]
 
@@ -34,14 +34,14 @@ def test_an_honest_model_is_clean(model: ContinualClassifier) -> None:
 
 def test_a_model_that_looks_at_the_neighbours_is_caught(model: ContinualClassifier) -> None:
     """Each image's logits are averaged with its batch's: what a leak of task identity looks like."""
-    real = model.method.answer
+    real = model.method.predict
 
-    def leaking(images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> Answer:
+    def leaking(images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> MethodOutput:
         answer = real(images, true_tasks)
         mixed = 0.2 * answer.logits + 5 * answer.logits.mean(dim=0, keepdim=True)
-        return Answer(mixed, answer.task_weights, answer.passes)
+        return MethodOutput(mixed, answer.task_weights, answer.passes)
 
-    model.method.answer = leaking  # type: ignore[method-assign]
+    model.method.predict = leaking  # type: ignore[method-assign]
     found = audit(model, squares(COLOURS, start=90))
     assert not found.clean
     assert any(arrangement.changed for arrangement in found.arrangements[1:])

@@ -11,17 +11,17 @@ from rich.console import Console
 from caprompt import InputError
 from caprompt.cli.commands.run import run_seeds
 from caprompt.errors import OptionError
-from caprompt.experiments.config import run_config
+from caprompt.experiments.config import build_run_config
 
 
 def test_flat_settings_become_a_run() -> None:
-    config = run_config({"dataset": "digits", "tasks": [1, 4], "epochs": 3, "alpha": 1})
+    config = build_run_config({"dataset": "digits", "tasks": [1, 4], "epochs": 3, "alpha": 1})
     assert config.tasks == (1, 4)
     assert config.options == {"epochs": 3, "alpha": 1}
     with pytest.raises(OptionError, match="unknown option 'alpha' for sequential-prompt"):
-        run_config({"method": "sequential-prompt", "alpha": 1})
+        build_run_config({"method": "sequential-prompt", "alpha": 1})
     with pytest.raises(OptionError, match="'validation' of run cannot be '2'"):
-        run_config({"validation": 2})
+        build_run_config({"validation": 2})
 
 
 def test_several_seeds_are_resumed_where_they_were_stopped(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +91,11 @@ def test_a_leaking_run_is_marked_wherever_it_is_seen(tmp_path: Path, backbone: P
 
 
 def test_methods_without_a_leaking_program_are_honest() -> None:
-    assert run_config({"method": "sequential-prompt", "protocol": "honest"}).options == {}
+    assert build_run_config({"method": "sequential-prompt", "protocol": "honest"}).options == {}
     with pytest.raises(OptionError, match="sequential-prompt is always honest; the protocol 'released' is there for: caprompt"):
-        run_config({"method": "sequential-prompt", "protocol": "released"})
+        build_run_config({"method": "sequential-prompt", "protocol": "released"})
     with pytest.raises(OptionError, match="option 'protocol' of caprompt cannot be 'lax'"):
-        run_config({"protocol": "lax"})
+        build_run_config({"protocol": "lax"})
 
 
 def test_test_images_among_the_training_images_are_told_of(

@@ -8,14 +8,14 @@ from helpers import QUICK, same_tensors, write_squares
 from safetensors.torch import load_file
 
 from caprompt import ContinualClassifier, InputError, metrics
-from caprompt.callbacks.events import Event, StepTaken
-from caprompt.data import read
+from caprompt.callbacks.events import Event, StepEnded
+from caprompt.data import read_source
 from caprompt.errors import DataError, ModelFolderError, OptionError
-from caprompt.experiments.artifacts import PREDICTIONS, FinalTest
+from caprompt.experiments.artifacts import PREDICTIONS, TestPredictions
 from caprompt.experiments.config import RunConfig
-from caprompt.experiments.execution import exam_images, run_experiment
-from caprompt.experiments.run_folder import Results, read_plan
-from caprompt.methods.options import check
+from caprompt.experiments.execution import load_test_images, run_experiment
+from caprompt.experiments.run_folder import RunResult, read_plan
+from caprompt.methods.options import validate_options
 
 COLOURS = ("red", "green", "blue", "yellow", "cyan")
 
@@ -35,9 +35,9 @@ def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Pat
     assert results.finished
     assert results.summary()["ACC"] == pytest.approx(metrics.average_accuracy(results.matrix))
     assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
-    final = FinalTest.load(tmp_path / "run" / PREDICTIONS)
+    final = TestPredictions.load(tmp_path / "run" / PREDICTIONS)
     assert 100 * (final.true == final.answer).mean() == pytest.approx(results.summary()["pooled"])
-    assert Results.load(tmp_path / "run") == results
+    assert RunResult.load(tmp_path / "run") == results
 
 
 def test_the_plan_says_what_the_run_was(config: RunConfig, tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_stopped_and_resumed_is_the_same_run(config: RunConfig, tmp_path: Path) 
 
     def stop(event: Event) -> None:
         nonlocal steps
-        steps += isinstance(event, StepTaken)
+        steps += isinstance(event, StepEnded)
         if steps == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_experiment(config, tmp_path / "stopped", listen=stop)
-    assert not Results.load(tmp_path / "stopped").finished
+    assert not RunResult.load(tmp_path / "stopped").finished
     with pytest.raises(InputError, match="--resume"):
         run_experiment(config, tmp_path / "stopped")
     resumed = run_experiment(config, tmp_path / "stopped", resume=True)
@@ -105,7 +105,7 @@ def test_a_run_is_resumed_only_as_what_it_was(config: RunConfig, tmp_path: Path)
     with pytest.raises(InputError, match=r"other settings \(config differs\)"):
         run_experiment(config.model_copy(update={"seed": 3}), tmp_path / "run", resume=True)
     with pytest.raises(ModelFolderError, match="does not hold a run"):
-        Results.load(tmp_path)
+        RunResult.load(tmp_path)
 
 
 def test_a_run_of_a_newer_version_is_refused(config: RunConfig, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_at_most_so_many_images_of_each_class(config: RunConfig, tmp_path: Path)
     plan = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (plan["train"]["images"], plan["test"]["images"]) == (10, 10)
     assert sum(results.rows[-1].images) == 10
-    assert exam_images(quick).counts() == dict.fromkeys(sorted(COLOURS), 2)
+    assert load_test_images(quick).counts() == dict.fromkeys(sorted(COLOURS), 2)
 
 
 def test_half_written_runs_and_those_of_other_versions_are_told_of(config: RunConfig, tmp_path: Path) -> None:
@@ -151,13 +151,13 @@ def test_half_written_runs_and_those_of_other_versions_are_told_of(config: RunCo
     for broken in (text[:30], "[]", '{"rows": [{"accuracy": 1}]}'):
         results.write_text(broken)
         with pytest.raises(ModelFolderError, match=r"results.json' is half-written or of another version .* remove the folder"):
-            Results.load(tmp_path / "run")
+            RunResult.load(tmp_path / "run")
     plan.write_text('{"config": ')
     with pytest.raises(ModelFolderError, match=r"run.json is half-written; remove the folder"):
-        Results.load(tmp_path / "run")
+        RunResult.load(tmp_path / "run")
     plan.write_text('{"config": {}}')
     with pytest.raises(ModelFolderError, match="was written by another version of caprompt; remove the folder"):
-        Results.load(tmp_path / "run")
+        RunResult.load(tmp_path / "run")
 
 
 def test_giving_the_task_away_is_marked(config: RunConfig, tmp_path: Path) -> None:
@@ -184,20 +184,20 @@ def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp
     assert [row.images for row in results.rows] == [(3, 6, 6)]
     model = ContinualClassifier.load(tmp_path / "run" / "model")
     assert model.tasks == [sorted(COLOURS)]
-    test = read(Path(config.dataset) / "test")
+    test = read_source(Path(config.dataset) / "test")
     for names, accuracy in zip(results.tasks, results.matrix[0], strict=True):
         assert accuracy == pytest.approx(model.evaluate(test.of_classes(names)).accuracy)
     assert 0 < results.rows[0].task_identification <= 100
     assert results.summary()["AF"] == 0
     assert json.loads((tmp_path / "run" / "results.json").read_text())["protocol"].startswith("joint")
     assert not (tmp_path / "run" / "curve.png").exists()
-    assert Results.load(tmp_path / "run") == results
+    assert RunResult.load(tmp_path / "run") == results
     assert run_experiment(config.model_copy(update={"joint": True}), tmp_path / "run", resume=True) == results
 
 
 def test_a_joint_run_has_no_task_to_give_away() -> None:
     with pytest.raises(OptionError, match="'joint' of run cannot be 'True': .*no task to give away"):
-        check(RunConfig, {"joint": True, "give_task": True}, owner="run")
+        validate_options(RunConfig, {"joint": True, "give_task": True}, owner="run")
 
 
 def test_what_a_kill_left_of_the_first_write_is_no_obstacle(config: RunConfig, tmp_path: Path) -> None:

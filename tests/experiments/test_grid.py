@@ -15,14 +15,14 @@ import pytest
 from grids import pretend
 from helpers import QUICK, write_backbone, write_squares
 
-from caprompt.callbacks.events import CallBegan, Event
+from caprompt.callbacks.events import Event, LearnStarted
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.errors import ModelFolderError, OptionError
 from caprompt.experiments import grid
-from caprompt.experiments.config import RunConfig, resolved
-from caprompt.experiments.grid import Cell, Unwatched, failure, is_done, measured, run_cell, run_grid
-from caprompt.experiments.run_folder import Results
+from caprompt.experiments.config import RunConfig, resolve_config
+from caprompt.experiments.grid import Cell, NullGridProgress, is_done, read_failure, read_measure, run_cell, run_grid
+from caprompt.experiments.run_folder import RunResult
 
 COLOURS = ("red", "green", "blue", "yellow")
 
@@ -34,10 +34,12 @@ def number_of_classes(model: ContinualClassifier, images: Samples) -> Mapping[st
 @pytest.fixture
 def config(tmp_path: Path, backbone: Path) -> RunConfig:
     write_squares(tmp_path / "data", COLOURS)
-    return resolved(RunConfig(dataset=str(tmp_path / "data"), backbone=str(backbone), tasks=2, options={**QUICK, "epochs": 1}))
+    return resolve_config(
+        RunConfig(dataset=str(tmp_path / "data"), backbone=str(backbone), tasks=2, options={**QUICK, "epochs": 1})
+    )
 
 
-class Seen(Unwatched):
+class Seen(NullGridProgress):
     """Remembers what happened."""
 
     def __init__(self) -> None:
@@ -45,7 +47,7 @@ class Seen(Unwatched):
         self.calls = 0
 
     def heard(self, cell: Cell, event: Event) -> None:
-        self.calls += isinstance(event, CallBegan)
+        self.calls += isinstance(event, LearnStarted)
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         self.cells.append((cell.name, reason))
@@ -62,8 +64,8 @@ def test_the_name_follows_from_everything_that_says_what_a_run_is(config: RunCon
 
 
 def test_what_is_left_to_defaults_is_the_same_cell_as_what_is_said() -> None:
-    silent = resolved(RunConfig(dataset="digits"))
-    said = resolved(RunConfig(dataset="digits", tasks=5, options={"alpha": 5.0, "epochs": 2}))
+    silent = resolve_config(RunConfig(dataset="digits"))
+    said = resolve_config(RunConfig(dataset="digits", tasks=5, options={"alpha": 5.0, "epochs": 2}))
     assert silent == said
     assert silent.options["flip"] == 0.0
     assert Cell(silent).name == Cell(said).name
@@ -79,14 +81,14 @@ def test_finished_cells_are_not_run_again_but_measured_if_need_be(config: RunCon
     assert len(seen.cells) == 1
     run_grid([Cell(config, (number_of_classes,))], home, watch=seen)
     assert seen.calls == 2
-    assert measured(home / cell.name, number_of_classes) == {"classes": 4, "images": 4}
+    assert read_measure(home / cell.name, number_of_classes) == {"classes": 4, "images": 4}
 
 
 def test_a_failure_is_written_down_passed_over_and_tried_again(config: RunConfig, tmp_path: Path) -> None:
     bad = Cell(config.model_copy(update={"tasks": 40}))
     good, home, seen = Cell(config), tmp_path / "cells", Seen()
     run_grid([bad, good], home, watch=seen)
-    reason = failure(home / bad.name)
+    reason = read_failure(home / bad.name)
     assert reason is not None
     assert "40 tasks" in reason
     assert seen.cells == [(bad.name, reason), (good.name, None)]
@@ -95,7 +97,7 @@ def test_a_failure_is_written_down_passed_over_and_tried_again(config: RunConfig
     assert not is_done(home / bad.name, ())
     pretend(bad, home)
     run_cell(bad, home)
-    assert failure(home / bad.name) is None
+    assert read_failure(home / bad.name) is None
 
 
 def test_several_at_once_give_the_same_numbers(config: RunConfig, tmp_path: Path) -> None:
@@ -105,9 +107,9 @@ def test_several_at_once_give_the_same_numbers(config: RunConfig, tmp_path: Path
     run_grid([*cells, bad], tmp_path / "many", jobs=2, watch=seen)
     run_grid(cells, tmp_path / "one")
     for cell in cells:
-        one, other = (Results.load(tmp_path / place / cell.name).matrix for place in ("one", "many"))
+        one, other = (RunResult.load(tmp_path / place / cell.name).matrix for place in ("one", "many"))
         assert one == other
-    assert dict(seen.cells)[bad.name] == failure(tmp_path / "many" / bad.name) is not None
+    assert dict(seen.cells)[bad.name] == read_failure(tmp_path / "many" / bad.name) is not None
 
 
 def test_damaged_cells_are_told_of_and_not_run_over(config: RunConfig, tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_damaged_cells_are_told_of_and_not_run_over(config: RunConfig, tmp_path:
     path.write_text(text)
     (tmp_path / cell.name / "number_of_classes.json").write_text("{")
     with pytest.raises(ModelFolderError, match="remove it, and the same command measures again"):
-        measured(tmp_path / cell.name, number_of_classes)
+        read_measure(tmp_path / cell.name, number_of_classes)
     (tmp_path / cell.name / "run.json").write_text("{}")
     with pytest.raises(ModelFolderError, match="another version of caprompt"):
         run_grid([cell], tmp_path)
@@ -138,9 +140,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from caprompt.experiments.execution import RunConfig
-from caprompt.experiments.grid import Cell, Unwatched, resolved, run_grid
+from caprompt.experiments.grid import Cell, NullGridProgress, resolved, run_grid
 
-class Say(Unwatched):
+class Say(NullGridProgress):
     def began(self, cell):
         print("began", cell.name, flush=True)
     def ended(self, cell, reason):
@@ -188,7 +190,7 @@ def test_a_grid_killed_again_and_again_ends_complete_and_the_same(
     assert names == {path.name for path in (tmp_path / "killed").iterdir()}
     assert len(names) == cells
     for name in names:
-        one, other = (Results.load(tmp_path / home / name) for home in ("whole", "killed"))
+        one, other = (RunResult.load(tmp_path / home / name) for home in ("whole", "killed"))
         assert one.finished
         assert other.finished
         assert one.matrix == other.matrix

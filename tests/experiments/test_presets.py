@@ -8,9 +8,9 @@ import torch
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, UnknownNameError
-from caprompt.experiments.config import preset_settings, run_config
-from caprompt.experiments.presets import HERE, names, preset
-from caprompt.methods import build, registered
+from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.presets import HERE, list_presets, load_preset
+from caprompt.methods import build_method, list_methods
 from caprompt.utils.files import read_toml
 
 SUPERVISED = "vit_base_patch16_224.orig_in21k"
@@ -50,12 +50,12 @@ CUB = {**STEP, "batch_size": 64, "learning_rate": 0.06 * 64 / 256}
     [("cifar100", CIFAR), ("cub200", CUB), ("imagenet-r", {"epochs": 100, "length": 20, "layers": list(range(9))}), ("digits", {})],
 )
 def test_the_papers_settings(dataset: str, special: dict[str, object]) -> None:
-    assert preset("paper", "caprompt", dataset, SUPERVISED) == {**COMMON, **special}
+    assert load_preset("paper", "caprompt", dataset, SUPERVISED) == {**COMMON, **special}
 
 
 @pytest.mark.parametrize("tag", ["dino", "ibot"])
 def test_self_supervised_backbones_have_alpha_1(tag: str) -> None:
-    assert preset("paper", "caprompt", "imagenet-r", f"vit_base_patch16_224.{tag}")["alpha"] == 1.0
+    assert load_preset("paper", "caprompt", "imagenet-r", f"vit_base_patch16_224.{tag}")["alpha"] == 1.0
 
 
 # What the programs of the other methods share: a loop with Adam or SGD, and pictures of L2P's or the usual random crops.
@@ -141,7 +141,7 @@ SPECIAL: dict[tuple[str, str], dict[str, object]] = {
 @pytest.mark.parametrize("dataset", ["cifar100", "imagenet-r", "cub200", "digits"])
 @pytest.mark.parametrize("method", PROGRAMS)
 def test_the_other_methods_programs(method: str, dataset: str) -> None:
-    assert preset("paper", method, dataset, SUPERVISED) == {**PROGRAMS[method], **SPECIAL.get((method, dataset), {})}
+    assert load_preset("paper", method, dataset, SUPERVISED) == {**PROGRAMS[method], **SPECIAL.get((method, dataset), {})}
 
 
 BUDGET = {
@@ -176,11 +176,11 @@ OWN_RATES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("dataset", ["cifar100", "digits"])
 @pytest.mark.parametrize("method", [*PROGRAMS, "caprompt", "sequential-prompt", "a-method-to-come"])
 def test_the_budget_is_the_same_for_all_but_for_the_optimiser(method: str, dataset: str) -> None:
-    assert preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **OWN_RATES.get(method, {})}
+    assert load_preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **OWN_RATES.get(method, {})}
 
 
 def test_the_budget_has_the_paper_s_rate_for_the_paper_s_head() -> None:
-    assert preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 10_000}
+    assert load_preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 10_000}
     given = {"classifier": "aligned", "dataset": "cifar100"}
     assert preset_settings("budget", given)["learning_rate"] == 3e-3
 
@@ -192,8 +192,8 @@ def test_every_table_is_of_something_that_is_stated_here(name: str) -> None:
     assert {key for table in tables.values() for key in table.get("dataset", {})} <= DATASETS.keys()
 
 
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("method", registered())
+@pytest.mark.parametrize("name", list_presets())
+@pytest.mark.parametrize("method", list_methods())
 def test_every_method_can_be_built_with_every_preset_on_every_data_set(name: str, method: str) -> None:
     """On a backbone of the size that the papers have; on `meta` nothing is computed."""
     if name == "paper" and method not in {*PROGRAMS, "caprompt"}:
@@ -201,19 +201,19 @@ def test_every_method_can_be_built_with_every_preset_on_every_data_set(name: str
     with torch.device("meta"):
         vit = ViT(ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072))
     for dataset in DATASETS:
-        chosen = preset(name, method, dataset, SUPERVISED)
-        config = run_config({**chosen, "method": method, "dataset": dataset})
+        chosen = load_preset(name, method, dataset, SUPERVISED)
+        config = build_run_config({**chosen, "method": method, "dataset": dataset})
         assert config.options.items() <= chosen.items()
-        assert build(method, vit, config.options).options.model_dump(exclude_unset=True).keys() == config.options.keys()
+        assert build_method(method, vit, config.options).options.model_dump(exclude_unset=True).keys() == config.options.keys()
 
 
 def test_default_is_the_options_own_defaults() -> None:
-    assert names() == ["budget", "default", "paper"]
-    assert preset("default", "caprompt", "digits", SUPERVISED) == {}
+    assert list_presets() == ["budget", "default", "paper"]
+    assert load_preset("default", "caprompt", "digits", SUPERVISED) == {}
 
 
 def test_unknown_presets_and_methods() -> None:
     with pytest.raises(UnknownNameError, match="there are: budget, default, paper"):
-        preset("papr", "caprompt", "digits", SUPERVISED)
+        load_preset("papr", "caprompt", "digits", SUPERVISED)
     with pytest.raises(InputError, match="says nothing of sequential-prompt"):
-        preset("paper", "sequential-prompt", "digits", SUPERVISED)
+        load_preset("paper", "sequential-prompt", "digits", SUPERVISED)

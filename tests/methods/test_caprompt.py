@@ -75,8 +75,8 @@ def test_query_pass_uses_no_prompt() -> None:
 
 def test_more_cycles_apply_the_same_map_again() -> None:
     method = made()
-    two = method.answer(images())
-    three = changed(method, cycles=3).answer(images())
+    two = method.predict(images())
+    three = changed(method, cycles=3).predict(images())
     weights = method.next_weights(two.logits)
     torch.testing.assert_close(three.task_weights, weights)
     torch.testing.assert_close(three.logits, method.logits_under(method.vit.stem(images()), weights))
@@ -84,10 +84,10 @@ def test_more_cycles_apply_the_same_map_again() -> None:
 
 def test_auto_stops_each_image_when_its_weights_have_settled() -> None:
     method = made(cycles="auto", settled=0.05, max_cycles=6)
-    answer = method.answer(images(30))
+    answer = method.predict(images(30))
     assert len(set(answer.passes.tolist())) > 1, "images should need different numbers of passes here"
     for row in range(30):
-        fixed = changed(made(), cycles=int(answer.passes[row])).answer(images(30)[row : row + 1])
+        fixed = changed(made(), cycles=int(answer.passes[row])).predict(images(30)[row : row + 1])
         torch.testing.assert_close(answer.logits[row : row + 1], fixed.logits, rtol=0, atol=1e-5)
         torch.testing.assert_close(answer.task_weights[row : row + 1], fixed.task_weights, rtol=0, atol=1e-5)
         if answer.passes[row] < 6:
@@ -96,18 +96,18 @@ def test_auto_stops_each_image_when_its_weights_have_settled() -> None:
 
 
 def test_auto_with_one_task_needs_one_pass() -> None:
-    assert made((3,), cycles="auto").answer(images()).passes.tolist() == [1] * 6
+    assert made((3,), cycles="auto").predict(images()).passes.tolist() == [1] * 6
 
 
 def test_auto_never_answers_from_the_query_pass() -> None:
     for options in ({"first_pass": "query"}, {"aggregation": False}):
-        assert made((3,), cycles="auto", **options).answer(images()).passes.tolist() == [2] * 6
+        assert made((3,), cycles="auto", **options).predict(images()).passes.tolist() == [2] * 6
 
 
 def test_without_aggregation_the_predicted_tasks_prompt_is_used_alone() -> None:
     method = made(aggregation=False)
-    answer = method.answer(images())
-    query = method.task_sums(method.head(method.vit(images())).softmax(dim=1))
+    answer = method.predict(images())
+    query = method.sum_by_task(method.head(method.vit(images())).softmax(dim=1))
     assert answer.task_weights.argmax(dim=1).tolist() == query.argmax(dim=1).tolist()
     assert set(answer.task_weights.flatten().tolist()) == {0.0, 1.0}
     assert set(method.loss(images(), LABELS)) == {"ce"}
@@ -115,7 +115,7 @@ def test_without_aggregation_the_predicted_tasks_prompt_is_used_alone() -> None:
 
 def test_true_tasks_choose_the_prompt() -> None:
     method = made()
-    answer = method.answer(images(2), true_tasks=torch.tensor([1, 2]))
+    answer = method.predict(images(2), true_tasks=torch.tensor([1, 2]))
     weights = torch.tensor([[0.0, 1, 0], [0, 0, 1]])
     torch.testing.assert_close(answer.logits, method.logits_under(method.vit.stem(images(2)), weights))
 

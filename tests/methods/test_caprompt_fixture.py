@@ -88,7 +88,7 @@ def test_gradients(method: CAPrompt, step: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("cycles", [1, 2, 3, 4])
 def test_cycles(method: CAPrompt, step: dict[str, Tensor], cycles: int) -> None:
     method.options = method.options.model_copy(update={"cycles": cycles})
-    answer = method.answer(step["images"])
+    answer = method.predict(step["images"])
     torch.testing.assert_close(answer.logits, step["logits_by_cycle"][cycles - 1], **CLOSE)
     torch.testing.assert_close(answer.task_weights, step["weights_by_cycle"][cycles - 1], **CLOSE)
     torch.testing.assert_close(method.next_weights(answer.logits), step["weights_by_cycle"][cycles], **CLOSE)

@@ -48,7 +48,7 @@ def test_the_regression_is_over_all_images_as_both_passes_saw_them() -> None:
         if task == 0:  # nothing was known before: all weight is on the only prompt
             pairs += [(first, labels), (first, labels)]
             continue
-        weights = teacher.task_sums((20 * teacher.ridge(first)).softmax(dim=1))  # type: ignore[misc]
+        weights = teacher.sum_by_task((20 * teacher.ridge(first)).softmax(dim=1))  # type: ignore[misc]
         mixed = torch.einsum("bt,tlknd->lkbnd", weights, torch.stack(method.prompts))
         pairs += [(first, labels), (method.features_under(stem, mixed).detach(), labels)]
     assert method.ridge is not None
@@ -75,7 +75,7 @@ def test_the_regression_reads_every_pass() -> None:
     torch.testing.assert_close(method.first_logits(stem), first)
     second = 20 * method.ridge(method.features_under(stem, method.mix(method.next_weights(first))))
     third = 20 * method.ridge(method.features_under(stem, method.mix(method.next_weights(second))))
-    torch.testing.assert_close(method.answer(images).logits, third)
+    torch.testing.assert_close(method.predict(images).logits, third)
 
 
 def test_further_images_of_known_classes_reach_the_regression_once_a_pass() -> None:
@@ -112,7 +112,7 @@ def test_auto_stops_where_the_answer_is_sure_or_given_twice() -> None:
         learned(cycles="auto", sure=0.6, settled=1e-9, max_cycles=4, ridge_scale=3.0),
         shown([0, 1, 2, 3, 4, 5] * 6, seed=7),
     )
-    stem, answer = method.vit.stem(images), method.answer(images)
+    stem, answer = method.vit.stem(images), method.predict(images)
     with torch.no_grad():
         by_pass = [method.first_logits(stem)]
         for _ in range(3):
@@ -131,4 +131,4 @@ def test_both_passes_are_those_of_an_answer() -> None:
     assert method.ridge is not None
     first, second = method.both_features(images)
     torch.testing.assert_close(method.read(first), method.first_logits(method.vit.stem(images)))
-    torch.testing.assert_close(method.read(second), method.answer(images).logits)
+    torch.testing.assert_close(method.read(second), method.predict(images).logits)

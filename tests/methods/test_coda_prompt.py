@@ -37,7 +37,7 @@ def by_hand(method: CODAPrompt, image: Tensor) -> Tensor:
 def test_logits_and_loss_by_hand() -> None:
     method = made()
     logits = torch.stack([by_hand(method, image) for image in IMAGES])
-    torch.testing.assert_close(method.answer(IMAGES).logits, logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.predict(IMAGES).logits, logits, rtol=1e-4, atol=1e-5)
     losses = method.loss(IMAGES, LABELS)
     assert losses.keys() == {"ce"}
     torch.testing.assert_close(losses["ce"], F.cross_entropy(logits[:, 2:], LABELS - 2), rtol=1e-4, atol=1e-5)
@@ -77,7 +77,7 @@ def test_components_are_added_for_as_long_as_tasks_come() -> None:
         method.begin_task(1, torch.Generator().manual_seed(number))
     assert method.keys().shape == (33, TINY.depth, TINY.width)
     torch.testing.assert_close(method.keys.newest.norm(dim=2), torch.ones(3, TINY.depth))
-    assert method.answer(IMAGES).logits.isfinite().all()
+    assert method.predict(IMAGES).logits.isfinite().all()
 
 
 def test_orthogonality_penalty_by_hand() -> None:

@@ -68,7 +68,7 @@ def test_the_task_of_the_nearest_class_key_is_chosen() -> None:
     keys = query(method)[order]
     method.keys.earlier.copy_(3 * keys[:3])
     method.keys.newest.data.copy_(keys[3:])
-    answer = method.answer(IMAGES)
+    answer = method.predict(IMAGES)
     tasks = [0, 2, 2, 2, 0, 1]  # image 0 is near class 1, image 1 near class 3, ...
     assert answer.task_weights.argmax(dim=1).tolist() == tasks
     torch.testing.assert_close(answer.logits, method.head(each_by_hand(method, tasks)), rtol=1e-4, atol=1e-5)

@@ -46,7 +46,7 @@ def test_each_image_gets_keys_and_values_of_its_own_task() -> None:
     tasks = torch.tensor([2, 0, 1])
     expected = torch.stack([by_hand(method, image, int(task)) for image, task in zip(IMAGES, tasks, strict=True)])
     torch.testing.assert_close(method.features_under(method.vit.stem(IMAGES), tasks), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(method.answer(IMAGES, tasks).logits, method.head(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.predict(IMAGES, tasks).logits, method.head(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_the_task_with_the_nearest_key_is_chosen() -> None:
@@ -54,7 +54,7 @@ def test_the_task_with_the_nearest_key_is_chosen() -> None:
     queries = method.vit(IMAGES)
     method.keys.earlier.copy_(torch.stack([queries[2], 5 * queries[0]]))
     method.keys.newest.data.copy_(queries[1:2])
-    answer = method.answer(IMAGES)
+    answer = method.predict(IMAGES)
     assert answer.task_weights.argmax(dim=1).tolist() == [1, 2, 0]
     expected = torch.stack([by_hand(method, image, task) for image, task in zip(IMAGES, [1, 2, 0], strict=True)])
     torch.testing.assert_close(answer.logits, method.head(expected), rtol=1e-4, atol=1e-5)
@@ -100,4 +100,4 @@ def test_shallow_backbones_keep_a_layer_for_the_tasks() -> None:
 def test_without_a_general_prompt_every_layer_is_the_tasks() -> None:
     method = made(general_layers=0)
     assert (method.general_layers, method.task_layers) == ((), (0, 1, 2))
-    assert method.answer(IMAGES).logits.isfinite().all()
+    assert method.predict(IMAGES).logits.isfinite().all()

@@ -20,7 +20,7 @@ def taught(tasks: tuple[int, ...] = (2, 1, 2), **options: object) -> Ease:
     for number, classes in enumerate(tasks):
         method.begin_task(classes, torch.Generator().manual_seed(number))
         method.adapters[-1].up.data.normal_(0, 5, generator=torch.Generator().manual_seed(number))  # type: ignore[union-attr, operator]
-        labels = torch.arange(method.known, method.classes).repeat(4)
+        labels = torch.arange(method.num_known_classes, method.num_classes).repeat(4)
         method.consolidate([(images(len(labels), seed=number), labels)], torch.Generator())
     return method
 
@@ -76,11 +76,11 @@ def test_a_class_is_judged_in_its_own_subspace_and_a_little_in_the_others() -> N
     pictures = images(3, seed=7)
     spaces = [space.mean for space in method.head.means]
     features = [method.vit(pictures, branches).detach() for branches in method.branches()]
-    logits = method.answer(pictures).logits
+    logits = method.predict(pictures).logits
     for label, own in enumerate((0, 0, 1, 2, 2)):
         parts = [cosine(features[space][1], spaces[space][label]) * (1 if space == own else 0.4 / 2) for space in range(3)]
         assert abs(float(logits[1, label]) - 3.0 * sum(parts)) < 1e-4
-    assert method.answer(pictures).passes.tolist() == [3, 3, 3]
+    assert method.predict(pictures).passes.tolist() == [3, 3, 3]
 
 
 def test_the_raw_backbone_may_vote_too() -> None:
@@ -92,11 +92,11 @@ def test_the_raw_backbone_may_vote_too() -> None:
         [cosines(method.features(pictures)[1], first.mean[:2]), cosines(method.features(pictures)[2], second.mean[2:])], 1
     )
     expected = own + 0.7 * cosines(method.vit(pictures), raw.mean)
-    torch.testing.assert_close(method.answer(pictures).logits, method.options.scale * expected)
-    assert method.answer(pictures).passes.tolist() == [3, 3]
+    torch.testing.assert_close(method.predict(pictures).logits, method.options.scale * expected)
+    assert method.predict(pictures).passes.tolist() == [3, 3]
     restored = Ease(tiny_vit(), method.options)
     restored.restore([2, 1], method.state())
-    assert torch.equal(restored.answer(pictures).logits, method.answer(pictures).logits)
+    assert torch.equal(restored.predict(pictures).logits, method.predict(pictures).logits)
 
 
 def test_one_task_alone_has_no_other_subspace() -> None:

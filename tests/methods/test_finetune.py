@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import TINY, same_tensors, tiny_vit
 
-from caprompt.engine.trainer import for_training, trainable
+from caprompt.engine.trainer import build_optimizer, trainable_parameters
 from caprompt.methods.finetune import FineTune, FineTuneOptions
 from caprompt.methods.options import Options
 
@@ -20,7 +20,7 @@ def begun(dtype: torch.dtype = torch.float32) -> FineTune:
 
 
 def step(method: FineTune) -> None:
-    optimizer = for_training(method)
+    optimizer = build_optimizer(method)
     method.loss(IMAGES, LABELS)["ce"].backward()
     optimizer.step()
 
@@ -28,7 +28,7 @@ def step(method: FineTune) -> None:
 def test_before_training_the_copy_is_the_backbone() -> None:
     method = begun()
     torch.testing.assert_close(method.features(IMAGES), tiny_vit()(IMAGES))
-    assert len(trainable(method)) == len(list(method.vit.parameters())) + 2
+    assert len(trainable_parameters(method)) == len(list(method.vit.parameters())) + 2
 
 
 def test_a_step_moves_every_weight_of_the_copy_and_none_of_the_backbone() -> None:
@@ -40,7 +40,7 @@ def test_a_step_moves_every_weight_of_the_copy_and_none_of_the_backbone() -> Non
 
 
 def test_the_head_learns_faster_than_the_network() -> None:
-    network, head = for_training(begun()).param_groups
+    network, head = build_optimizer(begun()).param_groups
     assert (network["base"], head["base"]) == (5e-5, pytest.approx(Options().learning_rate))
     assert len(head["params"]) == 2
 
@@ -52,7 +52,7 @@ def test_the_copy_is_saved_and_restored() -> None:
     assert {name.split(".")[0] for name in state} == {"head", "tuned"}
     other = FineTune(tiny_vit(seed=1), FineTuneOptions())
     other.restore([2], state)
-    assert torch.equal(other.answer(IMAGES).logits, method.answer(IMAGES).logits)
+    assert torch.equal(other.predict(IMAGES).logits, method.predict(IMAGES).logits)
 
 
 def test_under_half_precision_the_weights_stay_exact_and_only_the_computation_is_rounded() -> None:

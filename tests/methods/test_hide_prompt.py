@@ -98,7 +98,7 @@ def test_statistics_are_of_prompted_and_of_plain_features() -> None:
 
 def test_each_image_is_answered_under_the_prompt_of_the_task_found_for_it() -> None:
     method = learned()
-    answer = method.answer(IMAGES)
+    answer = method.predict(IMAGES)
     found = method.task_of_class[method.identity(method.vit(IMAGES)).argmax(dim=1)]
     assert len(set(found.tolist())) > 1, "images of several tasks are needed here"
     assert answer.task_weights.argmax(dim=1).tolist() == found.tolist()
@@ -110,11 +110,11 @@ def test_each_image_is_answered_under_the_prompt_of_the_task_found_for_it() -> N
 
 def test_a_task_that_is_given_or_alone_needs_no_finding() -> None:
     method = learned()
-    answer = method.answer(IMAGES[:2], true_tasks=torch.tensor([2, 0]))
+    answer = method.predict(IMAGES[:2], true_tasks=torch.tensor([2, 0]))
     expected = torch.cat([alone(method, IMAGES[0], method.mixed_prompt()), alone(method, IMAGES[1], method.prompts.earlier[0])])
     torch.testing.assert_close(answer.logits, method.head(expected))
     assert answer.passes.tolist() == [1, 1]
-    assert made((2,)).answer(IMAGES).passes.tolist() == [1] * 6
+    assert made((2,)).predict(IMAGES).passes.tolist() == [1] * 6
 
 
 def test_alignment_moves_head_and_identity_from_the_second_call_on() -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.trainer import trainable
+from caprompt.engine.trainer import trainable_parameters
 from caprompt.methods.inflora import InfLoRA, InfLoRAOptions, KeyValueChange, ProtectedSubspaces
 
 SIZE = TINY.image_size
@@ -26,10 +26,10 @@ def made(**options: float) -> InfLoRA:
 def learn(method: InfLoRA, seed: int) -> Tensor:
     """A task of two classes as the loop does it, in a few large steps; returns B as it was before it was merged."""
     method.begin_task(2, torch.Generator().manual_seed(seed))
-    pictures, labels = images(seed), method.known + torch.arange(12) % 2
+    pictures, labels = images(seed), method.num_known_classes + torch.arange(12) % 2
     batches = [(pictures[:8], labels[:8]), (pictures[8:], labels[8:])]
     method.prepare(batches, torch.Generator())
-    optimizer = torch.optim.SGD(trainable(method), lr=0.5)
+    optimizer = torch.optim.SGD(trainable_parameters(method), lr=0.5)
     for _ in range(5):
         optimizer.zero_grad()
         method.loss(pictures, labels)["ce"].backward()
@@ -73,16 +73,16 @@ def test_preparing_changes_no_answer_and_merging_none() -> None:
     method = made()
     learn(method, 0)
     method.begin_task(2, torch.Generator().manual_seed(1))
-    before = method.answer(images(0)).logits
+    before = method.predict(images(0)).logits
     batches = [(images(1), torch.arange(12) % 2 + 2)]
     method.prepare(batches, torch.Generator())
-    torch.testing.assert_close(method.answer(images(0)).logits, before, rtol=0, atol=0)
+    torch.testing.assert_close(method.predict(images(0)).logits, before, rtol=0, atol=0)
     with torch.no_grad():
         method.up.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    trained = method.answer(images(0)).logits
+    trained = method.predict(images(0)).logits
     method.consolidate(batches, torch.Generator())
     assert not method.up.any()
-    torch.testing.assert_close(method.answer(images(0)).logits, trained, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method.predict(images(0)).logits, trained, rtol=1e-4, atol=1e-4)
     assert (trained - before).abs().max() > 1e-3
 
 
@@ -129,5 +129,7 @@ def test_twelve_tasks_take_no_more_room_than_one() -> None:
     for task in range(12):
         learn(method, task)
     assert {name: tensor.shape for name, tensor in method.state().items() if not name.startswith("head.")} == shapes
-    assert method.answer(images(0)).logits.isfinite().all()
-    assert {id(parameter) for parameter in trainable(method)} == {id(p) for p in (method.up, method.head.weight, method.head.bias)}
+    assert method.predict(images(0)).logits.isfinite().all()
+    assert {id(parameter) for parameter in trainable_parameters(method)} == {
+        id(p) for p in (method.up, method.head.weight, method.head.bias)
+    }

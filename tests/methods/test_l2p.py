@@ -8,7 +8,7 @@ from torch import Tensor
 
 from caprompt.backbones.vit import Adaptation
 from caprompt.errors import OptionError
-from caprompt.methods import build
+from caprompt.methods import build_method
 from caprompt.methods.l2p import L2P, L2POptions
 
 IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
@@ -54,7 +54,7 @@ def test_each_image_gets_the_prompts_whose_keys_are_nearest_to_its_query() -> No
 def test_logits_and_losses_by_hand() -> None:
     method = made()
     found = [by_hand(method, image) for image in IMAGES]
-    torch.testing.assert_close(method.answer(IMAGES).logits, torch.stack([logits for logits, _ in found]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(method.predict(IMAGES).logits, torch.stack([logits for logits, _ in found]), rtol=1e-4, atol=1e-5)
     losses = method.loss(IMAGES, LABELS)
     entropies = [-logits[2:].log_softmax(dim=0)[label - 2] for (logits, _), label in zip(found, LABELS, strict=True)]
     torch.testing.assert_close(losses["ce"], torch.stack(entropies).mean(), rtol=1e-4, atol=1e-5)
@@ -86,16 +86,16 @@ def test_the_pool_stays_as_it_is_when_a_task_begins() -> None:
 
 def test_no_more_prompts_are_chosen_than_there_are() -> None:
     with pytest.raises(OptionError, match="option 'top' of l2p cannot be '4'"):
-        build("l2p", tiny_vit(), {"pool": 3, "top": 4})
+        build_method("l2p", tiny_vit(), {"pool": 3, "top": 4})
     with pytest.raises(OptionError, match="no more prompts can be chosen than the pool has"):
-        build("l2p", tiny_vit(), {"pool": 3})
+        build_method("l2p", tiny_vit(), {"pool": 3})
 
 
 def test_the_class_token_may_be_read_in_place_of_the_prompts() -> None:
     method = made(read="class-token")
     stem = method.vit.stem(IMAGES)
     chosen = method.chosen(stem)[1]
-    for image, indices, logits in zip(IMAGES, chosen, method.answer(IMAGES).logits, strict=True):
+    for image, indices, logits in zip(IMAGES, chosen, method.predict(IMAGES).logits, strict=True):
         rows = torch.cat([method.prompts[m] for m in indices])
         tokens = method.vit.encode(image.unsqueeze(0), InFront(rows))[0]
         torch.testing.assert_close(logits, method.head(tokens[len(rows)]), rtol=1e-4, atol=1e-5)

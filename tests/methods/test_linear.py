@@ -4,15 +4,15 @@ import torch
 import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 
-from caprompt.engine.trainer import trainable
+from caprompt.engine.trainer import trainable_parameters
 from caprompt.methods.linear import Linear
-from caprompt.methods.templates import PlainOptions
+from caprompt.methods.templates import BaselineOptions
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
 
 
 def made(**options: bool) -> Linear:
-    method = Linear(tiny_vit(), PlainOptions(**options))
+    method = Linear(tiny_vit(), BaselineOptions(**options))
     for number, classes in enumerate((2, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
     return method
@@ -21,8 +21,8 @@ def made(**options: bool) -> Linear:
 def test_the_head_reads_the_frozen_backbone_and_alone_learns() -> None:
     method = made()
     expected = tiny_vit()(IMAGES) @ method.head.weight.T + method.head.bias
-    torch.testing.assert_close(method.answer(IMAGES).logits, expected.detach())
-    assert sum(parameter.numel() for parameter in trainable(method)) == 5 * (TINY.width + 1)
+    torch.testing.assert_close(method.predict(IMAGES).logits, expected.detach())
+    assert sum(parameter.numel() for parameter in trainable_parameters(method)) == 5 * (TINY.width + 1)
 
 
 def test_masked_by_default_so_old_rows_get_no_gradient() -> None:

@@ -29,14 +29,14 @@ def test_logits_are_scaled_cosines_with_the_mean_of_the_raw_features() -> None:
         for label, members in enumerate((features[:2], features[2:])):
             mean = members.mean(axis=0)
             cosine = feature @ mean / ((feature**2).sum() * (mean**2).sum()) ** 0.5
-            assert abs(float(method.answer(others).logits[row, label]) - 3.0 * cosine) < 1e-4
+            assert abs(float(method.predict(others).logits[row, label]) - 3.0 * cosine) < 1e-4
 
 
 def test_neither_tasks_nor_order_nor_calls_matter() -> None:
     pictures = images(6)
     at_once = taught((pictures, [0, 0, 0, 1, 1, 2]), tasks=(3,))
     bit_by_bit = taught((pictures[1:4], [0, 0, 1]), (pictures[5:], [2]), (pictures[[4, 0]], [1, 0]), tasks=(2, 1, 0))
-    torch.testing.assert_close(bit_by_bit.answer(pictures).logits, at_once.answer(pictures).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(bit_by_bit.predict(pictures).logits, at_once.predict(pictures).logits, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_trained_and_a_class_costs_its_mean() -> None:

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from caprompt.backbones.vit import Stem
 from caprompt.methods.options import Options
-from caprompt.methods.templates import OneTaskMethod
+from caprompt.methods.templates import SelectedPromptMethod
 
 
-class Scaled(OneTaskMethod):
+class Scaled(SelectedPromptMethod):
     """Features times the task's number plus one; the first image belongs to task 1, the others to task 0."""
 
-    def chosen_task(self, stem: Stem) -> Tensor:
+    def select_task(self, stem: Stem) -> Tensor:
         return torch.tensor([1, 0, 0])
 
     def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def made(*tasks: int) -> Scaled:
 
 def test_each_image_is_answered_under_its_chosen_task() -> None:
     method = made()
-    answer = method.answer(IMAGES)
+    answer = method.predict(IMAGES)
     features = method.vit(IMAGES)
     torch.testing.assert_close(answer.logits, method.head(torch.stack([2 * features[0], features[1], features[2]])))
     assert answer.task_weights.tolist() == [[0, 1], [1, 0], [1, 0]]
@@ -44,7 +44,7 @@ def test_each_image_is_answered_under_its_chosen_task() -> None:
 
 def test_a_task_that_is_given_away_costs_no_choosing() -> None:
     method = made()
-    answer = method.answer(IMAGES, torch.tensor([0, 1, 1]))
+    answer = method.predict(IMAGES, torch.tensor([0, 1, 1]))
     features = method.vit(IMAGES)
     torch.testing.assert_close(answer.logits, method.head(torch.stack([features[0], 2 * features[1], 2 * features[2]])))
     assert answer.task_weights.tolist() == [[1, 0], [0, 1], [0, 1]]
@@ -53,7 +53,7 @@ def test_a_task_that_is_given_away_costs_no_choosing() -> None:
 
 def test_a_single_task_needs_no_choosing() -> None:
     method = made(2)
-    answer = method.answer(IMAGES)
+    answer = method.predict(IMAGES)
     torch.testing.assert_close(answer.logits, method.head(method.vit(IMAGES)))
     assert answer.task_weights.tolist() == [[1], [1], [1]]
     assert answer.passes.tolist() == [1, 1, 1]

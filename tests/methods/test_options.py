@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caprompt.errors import OptionError
-from caprompt.methods import find, registered
-from caprompt.methods.options import Options, check, described
+from caprompt.methods import get_method, list_methods
+from caprompt.methods.options import Options, describe_options, validate_options
 
 
 @given(st.text(min_size=1, max_size=12).filter(lambda name: name not in Options.model_fields))
 def test_no_unknown_key_gets_through(name: str) -> None:
     with pytest.raises(OptionError, match="unknown option"):
-        check(Options, {name: 1}, owner="x")
+        validate_options(Options, {name: 1}, owner="x")
 
 
 @pytest.mark.parametrize(
@@ -32,18 +32,18 @@ def test_no_unknown_key_gets_through(name: str) -> None:
 )
 def test_bad_values_are_named_with_their_key(key: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"option '{key}' of x cannot be"):
-        check(Options, {key: value}, owner="x")
+        validate_options(Options, {key: value}, owner="x")
 
 
 def test_options_survive_json() -> None:
-    for method in registered().values():
+    for method in list_methods().values():
         options = method.options_class()
         assert method.options_class.model_validate(options.model_dump(mode="json")) == options
 
 
 def test_every_option_of_every_method_says_what_it_means() -> None:
-    for name in registered():
-        for option, kind, _, meaning in described(find(name).options_class):
+    for name in list_methods():
+        for option, kind, _, meaning in describe_options(get_method(name).options_class):
             assert meaning, option
             assert kind
             assert "Ellipsis" not in kind

@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.callbacks.events import Event, StepTaken
+from caprompt.callbacks.events import Event, StepEnded
 from caprompt.methods.ranpac import RanPAC, RanPACOptions
 
 
@@ -33,7 +33,7 @@ def test_features_are_projected_and_rectified_before_the_ridge() -> None:
     method.consolidate([(pictures[:20], y[:20]), (pictures[20:], y[20:])], torch.Generator().manual_seed(1))
     x = np.maximum(method.vit(pictures).double().numpy() @ method.head.projection.double().numpy(), 0)
     expected = Ridge(alpha=method.head.ridge.strength, fit_intercept=False).fit(x, np.eye(3)[y]).predict(x)
-    torch.testing.assert_close(method.answer(pictures).logits, 2 * torch.from_numpy(expected).float(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(method.predict(pictures).logits, 2 * torch.from_numpy(expected).float(), rtol=1e-3, atol=1e-3)
     assert method.head.projection.shape == (TINY.width, 50)
     assert 0.9 < float(method.head.projection.std()) < 1.1
 
@@ -49,7 +49,7 @@ def test_the_projection_follows_from_the_saved_seed_and_is_not_saved() -> None:
     assert all(tensor.shape != method.head.projection.shape for tensor in state.values())
     restored.restore([2], state)
     assert torch.equal(restored.head.projection, method.head.projection)
-    assert torch.equal(restored.answer(images(2)).logits, method.answer(images(2)).logits)
+    assert torch.equal(restored.predict(images(2)).logits, method.predict(images(2)).logits)
 
 
 def test_the_large_sums_are_not_kept_before_there_are_any() -> None:
@@ -83,7 +83,7 @@ def test_a_stopped_first_session_goes_on_to_the_same_bits(backbone: Path, tmp_pa
         pass
 
     def stop(event: Event) -> None:
-        if isinstance(event, StepTaken) and event.epoch == 1:
+        if isinstance(event, StepEnded) and event.epoch == 1:
             raise StopError
 
     straight = fresh()

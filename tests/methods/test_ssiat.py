@@ -119,7 +119,7 @@ def test_the_whole_head_is_aligned_from_the_second_call_on() -> None:
     for task in range(2):
         method.begin_task(2, torch.Generator().manual_seed(task))
         before = method.head.weight.detach().clone()
-        labels = torch.arange(method.known, method.classes).repeat(4)
+        labels = torch.arange(method.num_known_classes, method.num_classes).repeat(4)
         method.consolidate([(images(8, seed=task), labels)], torch.Generator().manual_seed(task))
         changed = (method.head.weight != before).any(dim=1)
         assert changed.tolist() == ([False, False] if task == 0 else [True] * 4)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caprompt.experiments.artifacts import FinalTest
+from caprompt.experiments.artifacts import TestPredictions
 from caprompt.report.mistakes import class_figures, confused_pairs, worst_mistakes
 
-FINAL = FinalTest(
+FINAL = TestPredictions(
     classes=("cat", "dog", "cow"),
     true=np.array([0, 0, 0, 0, 1, 1, 2], dtype=np.int32),
     answer=np.array([0, 1, 1, 2, 1, 0, 2], dtype=np.int32),

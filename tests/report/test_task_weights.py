@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from caprompt.experiments.artifacts import FinalTest
+from caprompt.experiments.artifacts import TestPredictions
 from caprompt.report.task_weights import weights_by_cycle
 
-FINAL = FinalTest(
+FINAL = TestPredictions(
     classes=("cat", "dog", "cow"),
     true=np.array([0, 1, 2, 2], dtype=np.int32),
     answer=np.array([0, 1, 2, 0], dtype=np.int32),

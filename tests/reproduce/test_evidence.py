@@ -8,9 +8,9 @@ import pytest
 from grids import pretended
 
 from caprompt.errors import InputError
+from caprompt.metrics import MeanStd, mean_std
 from caprompt.reproduce.evidence import Evidence
 from caprompt.reproduce.measures import given_task
-from caprompt.reproduce.tables import Figure, mean_of
 from caprompt.reproduce.targets.registry import TARGETS
 from caprompt.reproduce.writers import section
 
@@ -29,7 +29,7 @@ def folder_of(evidence: Evidence, seed: int) -> Path:
 def test_figures_are_means_over_seeds(evidence: Evidence) -> None:
     runs = evidence.runs(ROW, "digits")
     assert not isinstance(runs, str)
-    assert evidence.metric(ROW, "digits", "ACC") == mean_of([run.summary()["ACC"] for run in runs])
+    assert evidence.metric(ROW, "digits", "ACC") == mean_std([run.summary()["ACC"] for run in runs])
     found = evidence.found(ROW, "digits", given_task)
     assert not isinstance(found, str)
     assert [each["ACC"] for each in found] == [90.0, 91.0]
@@ -38,7 +38,7 @@ def test_figures_are_means_over_seeds(evidence: Evidence) -> None:
 def test_a_seed_too_few_is_said(evidence: Evidence) -> None:
     shutil.rmtree(folder_of(evidence, 1))
     entry = evidence.metric(ROW, "digits", "ACC")
-    assert isinstance(entry, Figure)
+    assert isinstance(entry, MeanStd)
     assert (entry.seeds, entry.spread) == (1, None)
     assert "1 of 2 rest on fewer than 2 seeds, or on none" in evidence.notes()
     assert "CIFAR-100, CUB200, ImageNet-R: other scale, so there are no figures of ours" in evidence.notes()

@@ -57,11 +57,11 @@ def test_keys_and_numbers(model: ContinualClassifier, images: Samples, backbone)
 @torch.no_grad()
 def test_the_theorem_image_by_image(model: ContinualClassifier, images: Samples) -> None:
     """The same figures by the definition, one image and one prompt at a time."""
-    from caprompt.engine.inputs import Feeder
+    from caprompt.engine.inputs import InputPipeline
 
     method, found = model.method, concavity(model, images)
     assert isinstance(method, CAPrompt)
-    feeder = Feeder(model.backbone, model.device)
+    feeder = InputPipeline(model.backbone, model.device)
     samples, targets = model.labelled(images, feeder, skip_bad=False)
     e1, e2, margins, deltas = [], [], [], []
     for picture, label in feeder.plain(samples, targets, method.options, 1):

@@ -8,7 +8,7 @@ from grids import pretend, pretended
 
 from caprompt.errors import ModelFolderError
 from caprompt.reproduce import scales
-from caprompt.reproduce.plan import plan, read_record, why_nothing, write_record
+from caprompt.reproduce.plan import explain_no_cells, plan, read_record, write_record
 from caprompt.reproduce.scales import NO_DATA, OTHER_SCALE, scale
 from caprompt.reproduce.targets.registry import TARGETS
 
@@ -43,7 +43,7 @@ def test_what_was_run_elsewhere_needs_no_data(tmp_path: Path, monkeypatch: pytes
     evidence, cells = plan(TARGETS["table3"], scale("small"), tmp_path)
     assert not cells
     assert evidence.planned["Base", "cifar100", ""] == NO_DATA
-    sentence = why_nothing(evidence)
+    sentence = explain_no_cells(evidence)
     assert sentence.startswith("nothing of table3 can be run here (cifar100: data not at hand; imagenet-r: data not at hand)")
     assert "caprompt datasets --download" in sentence
     pretend(scale("small").cell("caprompt", {"classifier": "aligned"}, "cifar100", "", 1, ()), tmp_path)

@@ -6,21 +6,22 @@ import pytest
 from PIL import Image
 
 from caprompt.experiments.plots import COLOURS, MARKERS
+from caprompt.metrics import MeanStd
 from caprompt.reproduce.plots import Picture, dots, histograms, lines, save, scatter, style
-from caprompt.reproduce.tables import Column, Figure, Line, Sheet
+from caprompt.reproduce.tables import Column, Line, ResultTable
 
-SHEET = Sheet(
+SHEET = ResultTable(
     "t",
     ("method",),
     (Column("digits", "ACC"), Column("digits", "AF"), Column("CUB200", "ACC")),
     (
-        Line(("one",), "published", "leaks", ("", "", Figure(80.0))),
-        Line(("one",), "ours", "honest", (Figure(50.0, 1.0, 2), Figure(1.0), "data not at hand")),
+        Line(("one",), "published", "leaks", ("", "", MeanStd(80.0))),
+        Line(("one",), "ours", "honest", (MeanStd(50.0, 1.0, 2), MeanStd(1.0), "data not at hand")),
         Line(("two",), "ours", "honest", ("failed", "failed", "data not at hand")),
     ),
 )
 PICTURES = {
-    "lines": lines({"a": {"x": [(1, Figure(1.0, 0.5, 2)), (2, Figure(2.0))]}, "b": {"y": [(1, Figure(3.0))]}}, "x", "y"),
+    "lines": lines({"a": {"x": [(1, MeanStd(1.0, 0.5, 2)), (2, MeanStd(2.0))]}, "b": {"y": [(1, MeanStd(3.0))]}}, "x", "y"),
     "scatter": scatter({"a": {str(n): [(n, n), (n, 2 * n)] for n in range(10)}}, "x", "y"),
     "histograms": histograms({"a": {"x": [0, 3, 1, 0]}}, "margin"),
     "dots": dots(SHEET),
@@ -49,7 +50,7 @@ def test_dots_show_what_there_is(tmp_path: Path) -> None:
     svg = save(picture, tmp_path / "dots")[0].read_text()
     assert "ours, honest" in svg
     assert "CUB200" not in svg
-    nothing = Sheet(SHEET.title, SHEET.heads, SHEET.columns, SHEET.lines[:1])
+    nothing = ResultTable(SHEET.title, SHEET.heads, SHEET.columns, SHEET.lines[:1])
     assert dots(nothing) is None
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from caprompt.methods import registered
+from caprompt.methods import list_methods
 from caprompt.reproduce.published import leaks, printed, published
 from caprompt.reproduce.targets.accuracy_tables import OWN
 from caprompt.reproduce.targets.registry import TARGETS
@@ -56,4 +56,4 @@ def test_every_row_of_the_papers_tables_is_a_row_of_its_target() -> None:
 
 
 def test_who_leaks() -> None:
-    assert {method for method in registered() if leaks(method)} == {"l2p", "dualprompt", "hide-prompt", "caprompt"}
+    assert {method for method in list_methods() if leaks(method)} == {"l2p", "dualprompt", "hide-prompt", "caprompt"}

@@ -7,15 +7,16 @@ import pytest
 from rich.console import Console
 
 from caprompt.cli.tables import as_terminal
-from caprompt.reproduce.tables import Column, Figure, Line, Sheet, as_csv, as_latex, as_markdown
+from caprompt.metrics import MeanStd
+from caprompt.reproduce.tables import Column, Line, ResultTable, as_csv, as_latex, as_markdown
 
-SHEET = Sheet(
+SHEET = ResultTable(
     "A & B",
     ("method",),
     (Column("digits", "ACC"), Column("CUB200", "ACC", 1)),
     (
-        Line(("one_|",), "published", "leaks", ("", Figure(70.25, None, 3))),
-        Line(("one_|",), "ours", "honest", (Figure(50.123, 1.5, 2), "data not at hand")),
+        Line(("one_|",), "published", "leaks", ("", MeanStd(70.25, None, 3))),
+        Line(("one_|",), "ours", "honest", (MeanStd(50.123, 1.5, 2), "data not at hand")),
     ),
     ("a note",),
 )
@@ -56,6 +57,6 @@ def test_terminal_shows_everything() -> None:
 
 
 def test_a_line_with_a_figure_too_few_is_refused() -> None:
-    short = Sheet("t", ("m",), SHEET.columns, (Line(("x",), "ours", "honest", (Figure(1.0),)),))
+    short = ResultTable("t", ("m",), SHEET.columns, (Line(("x",), "ours", "honest", (MeanStd(1.0),)),))
     with pytest.raises(ValueError):
         as_markdown(short)

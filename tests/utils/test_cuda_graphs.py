@@ -7,21 +7,21 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.trainer import Step, for_training
-from caprompt.methods import build
+from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.methods import build_method
 from caprompt.methods.base import Method
-from caprompt.utils.cuda_graphs import Recorded, recorded
-from caprompt.utils.optimizers import set_rates
+from caprompt.utils.cuda_graphs import CapturedFunction, capture
+from caprompt.utils.optimizers import set_learning_rates
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 
 def test_on_a_cpu_a_function_stays_itself() -> None:
-    assert recorded(torch.sin, torch.device("cpu")) is torch.sin
+    assert capture(torch.sin, torch.device("cpu")) is torch.sin
 
 
 def method(recompute: bool = False) -> Method:
-    made = build("caprompt", tiny_vit(), {"length": 4, "precision": "fp32"}).cuda()
+    made = build_method("caprompt", tiny_vit(), {"length": 4, "precision": "fp32"}).cuda()
     made.vit.recompute = recompute
     for number in range(3):
         made.begin_task(2, torch.Generator().manual_seed(number))
@@ -39,12 +39,12 @@ def batch(number: int, size: int = 6) -> tuple[Tensor, Tensor]:
 def test_replayed_steps_train_as_plain_ones_do(recompute: bool) -> None:
     """Eight steps, one of them of another size, the rate changed on the way."""
     plain, replayed = method(), method(recompute)
-    optimizers = for_training(plain), for_training(replayed)
-    steps = Step(plain, optimizers[0]), Recorded(Step(replayed, optimizers[1]))
+    optimizers = build_optimizer(plain), build_optimizer(replayed)
+    steps = TrainingStep(plain, optimizers[0]), CapturedFunction(TrainingStep(replayed, optimizers[1]))
     for number in range(8):
         images, labels = batch(number, size=3 if number == 6 else 6)
         for optimizer in optimizers:
-            set_rates(optimizer, 1 / (1 + number))
+            set_learning_rates(optimizer, 1 / (1 + number))
         one, two = (step(images, labels) for step in steps)
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
     assert steps[1].graph is not None
@@ -57,7 +57,7 @@ def test_a_replayed_step_launches_one_graph_and_waits_for_nothing() -> None:
     from torch.profiler import ProfilerActivity, profile
 
     made = method()
-    step = Recorded(Step(made, for_training(made)))
+    step = CapturedFunction(TrainingStep(made, build_optimizer(made)))
     for number in range(6):
         step(*batch(number))
     images, labels = batch(9)
@@ -72,7 +72,7 @@ def test_a_replayed_step_launches_one_graph_and_waits_for_nothing() -> None:
 
 @on_a_gpu
 def test_the_shape_of_the_first_call_is_recorded_whatever_comes_between() -> None:
-    double = Recorded(lambda x: 2 * x)
+    double = CapturedFunction(lambda x: 2 * x)
     for size in (6, 3, 6, 3, 6, 3, 6, 6):
         given = torch.randn(size, device="cuda")
         assert torch.equal(double(given), 2 * given)

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from caprompt.errors import OptionError
-from caprompt.utils.devices import find_device
+from caprompt.utils.devices import resolve_device
 
 
 def test_devices_that_are_here() -> None:
-    assert find_device("cpu") == torch.device("cpu")
-    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cuda:99", "meta", ""])
 def test_devices_that_are_not(name: str) -> None:
     with pytest.raises(OptionError, match="there is no device"):
-        find_device(name)
+        resolve_device(name)

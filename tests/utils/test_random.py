@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import torch
 
-from caprompt.utils.random import derive, generator
+from caprompt.utils.random import derive_seed, make_generator
 
 
 def test_every_name_has_its_own_stream() -> None:
     names = [(0, "a"), (0, "b"), (1, "a"), (0, "a", 0), (0, "a", 1)]
-    draws = {tuple(torch.randn(3, generator=generator(*name)).tolist()) for name in names}
+    draws = {tuple(torch.randn(3, generator=make_generator(*name)).tolist()) for name in names}
     assert len(draws) == len(names)
 
 
 def test_the_same_name_gives_the_same_numbers_on_every_machine() -> None:
-    assert derive(0, "task", 1) == 4757332655181960182
-    assert torch.equal(torch.randn(5, generator=generator(3, "x")), torch.randn(5, generator=generator(3, "x")))
+    assert derive_seed(0, "task", 1) == 4757332655181960182
+    assert torch.equal(torch.randn(5, generator=make_generator(3, "x")), torch.randn(5, generator=make_generator(3, "x")))
 
 
 def test_global_chance_is_left_alone() -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    torch.randn(5, generator=generator(0, "x"))
+    torch.randn(5, generator=make_generator(0, "x"))
     assert torch.equal(before, torch.random.get_rng_state())

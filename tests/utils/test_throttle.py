@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caprompt.utils.throttle import Sparingly
+from caprompt.utils.throttle import Throttle
 
 
 def acted(cost: float, asked_every: float, share: float, times: int) -> list[bool]:
@@ -13,7 +13,7 @@ def acted(cost: float, asked_every: float, share: float, times: int) -> list[boo
         nonlocal now
         now += cost
 
-    pace, found = Sparingly(share, clock=lambda: now), []
+    pace, found = Throttle(share, clock=lambda: now), []
     for _ in range(times):
         found.append(pace(act))
         now += asked_every

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caprompt.backbones.layers import mapped
+from caprompt.backbones.layers import linear
 
 __all__ = ["Attention", "attend_beside"]
 
@@ -84,7 +84,7 @@ class Attention(nn.Module):
                 query = query.contiguous() if x.is_cuda and torch.is_grad_enabled() else query
                 key, value = (torch.cat([rows.to(x.dtype), own], dim=1) for rows, own in zip(prefix, (key, value), strict=True))
             mixed = attend(query, key, value, self.heads)
-        return mapped(self.proj, mixed)
+        return linear(self.proj, mixed)
 
     def project(self, x: Tensor, at: int | None, known: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, N or 1, D), keys and values (B, N, D)."""

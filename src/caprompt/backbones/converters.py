@@ -1,6 +1,6 @@
 """Checkpoints of plain ViTs as others write them -> timm's parameter names, and what the layout tells of the network.
 
-    converted = to_timm(torch.load("dino_checkpoint.pth", weights_only=True))
+    converted = convert_to_timm(torch.load("dino_checkpoint.pth", weights_only=True))
     converted.weights["blocks.0.attn.qkv.weight"], converted.facts      # facts: heads, norm_eps, quick_gelu, mean, std
 
 Each layout is a table of renamings, `LAYOUTS`, found by a name that only it has. Heads, projections, decoders and text
@@ -22,7 +22,7 @@ from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError
 
-__all__ = ["Converted", "infer_config", "to_timm"]
+__all__ = ["Converted", "convert_to_timm", "infer_config"]
 
 CLIP_FACTS = {"norm_eps": 1e-5, "quick_gelu": True, "mean": CLIP_MEAN, "std": CLIP_STD}
 
@@ -179,7 +179,7 @@ LAYOUTS = (
 )
 
 
-def to_timm(checkpoint: Mapping[str, Any]) -> Converted:
+def convert_to_timm(checkpoint: Mapping[str, Any]) -> Converted:
     """A checkpoint in any known layout, in timm's names; what is not a plain ViT's is refused or kept for the strict check."""
     weights, moco = unwrapped(checkpoint)
     for pattern, reason in REFUSED.items():
@@ -188,7 +188,7 @@ def to_timm(checkpoint: Mapping[str, Any]) -> Converted:
     layout = next(each for each in LAYOUTS if any(re.match(each.known_by, name) for name in [*weights, ""]))
     kept = {name: value for name, value in weights.items() if not DROPPED.fullmatch(name)}
     turned, facts = layout.turn({renamed(name, layout.renamings): value for name, value in kept.items()})
-    turned = registers_without_position(joined_qkv(turned))
+    turned = registers_without_position(join_qkv(turned))
     for name in ("cls_token", "pos_embed"):
         if name in turned and turned[name].ndim < 3:  # CLIP's (D,) and (N, D)
             turned[name] = turned[name].reshape(1, -1, turned[name].shape[-1])
@@ -229,7 +229,7 @@ def renamed(name: str, renamings: Renamings) -> str:
     return name
 
 
-def joined_qkv(weights: Weights) -> Weights:
+def join_qkv(weights: Weights) -> Weights:
     """Queries, keys and values that come apart, as timm's one matrix."""
     out = {}
     for name, value in weights.items():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
 
-__all__ = ["Fp8Linear", "as_rows", "hold", "hold_in_fp8", "is_in_fp8", "release_from_fp8", "scaled_product"]
+__all__ = ["Fp8Linear", "as_rows", "convert_from_fp8", "convert_to_fp8", "scaled_product", "set_precision", "uses_fp8"]
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max  # 448
@@ -88,28 +88,28 @@ class Fp8Linear(nn.Module):
         return linear
 
 
-def is_in_fp8(vit: ViT) -> bool:
+def uses_fp8(vit: ViT) -> bool:
     """Are the products of the blocks in float8?"""
     return isinstance(vit.blocks[0].mlp.fc1, Fp8Linear)  # type: ignore[union-attr]
 
 
-def hold_in_fp8(vit: ViT) -> ViT:
+def convert_to_fp8(vit: ViT) -> ViT:
     """Multiply in float8 from now on; weights that are loaded later are not seen by it."""
     return _exchanged(vit, nn.Linear, Fp8Linear)
 
 
-def release_from_fp8(vit: ViT) -> ViT:
+def convert_from_fp8(vit: ViT) -> ViT:
     """Multiply as before."""
     return _exchanged(vit, Fp8Linear, Fp8Linear.plain)
 
 
-def hold(vit: ViT, dtype: torch.dtype, in_fp8: bool, weights: Mapping[str, Tensor]) -> bool:
+def set_precision(vit: ViT, dtype: torch.dtype, in_fp8: bool, weights: Mapping[str, Tensor]) -> bool:
     """Hold a frozen backbone in these numbers; where they are others than before, its weights are read anew, and True is said."""
-    if (vit.dtype, is_in_fp8(vit)) == (dtype, in_fp8):
+    if (vit.dtype, uses_fp8(vit)) == (dtype, in_fp8):
         return False
-    release_from_fp8(vit).to(dtype).load_weights(weights)
+    convert_from_fp8(vit).to(dtype).load_weights(weights)
     if in_fp8:
-        hold_in_fp8(vit)
+        convert_to_fp8(vit)
     return True
 
 

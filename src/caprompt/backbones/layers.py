@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Norm", "compact_gelu", "compact_norm", "linear_gelu", "mapped"]
+__all__ = ["Norm", "compact_gelu", "compact_norm", "linear", "linear_gelu"]
 
 STEPS = 200  # of the derivative, per unit
 ZERO = 27  # the byte that stands for a derivative of 0
@@ -116,12 +116,12 @@ def compact_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def mapped(layer: nn.Module, x: Tensor) -> Tensor:
+def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """A linear map of x, (..., D) -> (..., M). A compiler sees the bias apart: it adds it in the kernel that reads the product.
 
     >>> layer = nn.Linear(3, 2)
     >>> x = torch.ones(4, 3)
-    >>> torch.equal(mapped(layer, x), layer(x))
+    >>> torch.equal(linear(layer, x), layer(x))
     True
     """
     if torch.compiler.is_compiling() and type(layer) is nn.Linear and layer.bias is not None:

@@ -23,7 +23,7 @@ from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEA
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError
 
-__all__ = ["MODELS", "SUFFIXES", "Model", "file_at_hand", "find_file", "model_of_file", "own_folder"]
+__all__ = ["MODELS", "SUFFIXES", "Model", "backbones_directory", "find_file", "find_local_file", "model_of_file"]
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 PATIENCE = 3  # seconds until the hub counts as out of reach
@@ -89,15 +89,15 @@ MODELS = {
 }
 
 
-def own_folder() -> Path:
+def backbones_directory() -> Path:
     """Where people put weights files themselves."""
     return Path(os.environ.get("CAPROMPT_BACKBONES") or "~/.cache/caprompt/backbones").expanduser()
 
 
-def file_at_hand(model: Model) -> Path | None:
+def find_local_file(model: Model) -> Path | None:
     """The model's file, if it is already on this machine."""
     for suffix in SUFFIXES:
-        if (own := own_folder() / f"{model.name}{suffix}").is_file():
+        if (own := backbones_directory() / f"{model.name}{suffix}").is_file():
             return own
     if model.repo is None:
         return None
@@ -115,7 +115,7 @@ def model_of_file(path: Path) -> Model | None:
 
 def find_file(model: Model) -> Path:
     """The model's file, fetched from the hub if need be; else an error that says which file to put where."""
-    if (path := file_at_hand(model)) is not None:
+    if (path := find_local_file(model)) is not None:
         return path
     if model.repo is None:
         raise InputError(f"the weights of '{model.name}' are on no hub: {advice(model)}")
@@ -152,4 +152,4 @@ def advice(model: Model) -> str:
     """Which file to put where."""
     suffix = next((each for each in SUFFIXES if model.file.endswith(each)), ".pth")
     source = f"from https://huggingface.co/{model.repo}" if model.repo else f"from {model.home}"
-    return f"put '{model.file}' {source} at '{own_folder() / (model.name + suffix)}'"
+    return f"put '{model.file}' {source} at '{backbones_directory() / (model.name + suffix)}'"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from caprompt.backbones.attention import Attention
-from caprompt.backbones.layers import Norm, compact_gelu, linear_gelu, mapped
+from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
 
@@ -110,7 +110,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return mapped(self.fc2, self.hidden(x))
+        return linear(self.fc2, self.hidden(x))
 
     def hidden(self, x: Tensor) -> Tensor:
         """Behind the first map and the GELU: (B, N, D) -> (B, N, M)."""
@@ -195,7 +195,7 @@ class Stem:
         return Stem(stem.tokens[rows], stem.normed[rows], stem.qkv[rows], self.patches)
 
 
-COMPILED = ("before_blocks", "through_blocks")  # the parts of a pass that `set_compiled` compiles
+COMPILED = ("before_blocks", "run_blocks")  # the parts of a pass that `set_compiled` compiles
 #: How: a sum that two kernels read is written down once, not added up anew in each.
 FUSING: dict[str, Any] = {"realize_reads_threshold": 1}
 
@@ -226,12 +226,12 @@ class ViT(nn.Module):
         stem = images if isinstance(images, Stem) else self.stem(images)
         # Only the class token is read, so the last block need not compute the others. It is counted from the end, since rows
         # that `tokens` hooks put in front push it back.
-        return self.through_blocks(stem, adaptation, at=-stem.patches - self.config.registers - 1)[:, 0]
+        return self.run_blocks(stem, adaptation, at=-stem.patches - self.config.registers - 1)[:, 0]
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NOTHING) -> Tensor:
         """All tokens after the last norm: (B, 3, height, width), or their stem -> (B, N, D)."""
         stem = images if isinstance(images, Stem) else self.stem(images)
-        return self.last_norm(self.through_blocks(stem, adaptation, at=None))
+        return self.last_norm(self.run_blocks(stem, adaptation, at=None))
 
     def stem(self, images: Tensor) -> Stem:
         """The part of a pass that no adaptation changes: (B, 3, height, width) pixels to the first block's projection."""
@@ -245,7 +245,7 @@ class ViT(nn.Module):
         normed = first.norm1(x)
         return x, normed, first.attn.qkv(normed)
 
-    def through_blocks(self, stem: Stem, adaptation: Adaptation, at: int | None) -> Tensor:
+    def run_blocks(self, stem: Stem, adaptation: Adaptation, at: int | None) -> Tensor:
         """The blocks one after another; the last one may give a single token."""
         stem, last = stem.written_out(), len(self.blocks) - 1
         x = stem.tokens
@@ -276,7 +276,7 @@ class ViT(nn.Module):
             if isinstance(part, (Mlp, Norm)):
                 part.compact = wanted and (bytes_for_norms or isinstance(part, Mlp))
 
-    def uncompiled_copy(self) -> ViT:
+    def copy_uncompiled(self) -> ViT:
         """The same network with weights of its own; what was compiled is bound to this one."""
         twin = copy.deepcopy(self)
         twin.set_compiled(False)

@@ -1,8 +1,8 @@
 """Backbones by name or path: a checked weights file, its tensors in timm's naming, and how its images are prepared.
 
-    backbone = find_backbone("vit_mini_patch8_64.tin200_distilled")      # shipped in the package
-    backbone = find_backbone("vit_base_patch16_224.orig_in21k")          # on this machine or the hub: `model_names.py`
-    backbone = find_backbone("weights/dino_vitbase16_pretrain.pth")      # any layout that `layouts.py` knows
+    backbone = load_backbone("vit_mini_patch8_64.tin200_distilled")      # shipped in the package
+    backbone = load_backbone("vit_base_patch16_224.orig_in21k")          # on this machine or the hub: `model_names.py`
+    backbone = load_backbone("weights/dino_vitbase16_pretrain.pth")      # any layout that `layouts.py` knows
     vit = backbone.build()                                               # frozen, in eval mode
 
 The architecture of a file given by path is read off the tensors' shapes. What shapes cannot tell (number of heads, norm
@@ -30,8 +30,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from caprompt.backbones.constants import IMAGENET_MEAN, IMAGENET_STD
-from caprompt.backbones.converters import infer_config, to_timm
-from caprompt.backbones.registry import MODELS, SUFFIXES, file_at_hand, find_file, model_of_file
+from caprompt.backbones.converters import convert_to_timm, infer_config
+from caprompt.backbones.registry import MODELS, SUFFIXES, find_file, find_local_file, model_of_file
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.utils.files import first_line, read_json, sha256_of
@@ -41,11 +41,11 @@ __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "Backbone",
-    "available",
     "count_parameters",
-    "find_backbone",
-    "known",
-    "read_backbone",
+    "list_backbones",
+    "list_packaged",
+    "load_backbone",
+    "read_backbone_file",
 ]
 
 DEFAULT_BACKBONE = "vit_mini_patch8_64.tin200_distilled"
@@ -100,40 +100,40 @@ class Backbone:
         }
 
 
-def available() -> dict[str, Path]:
+def list_packaged() -> dict[str, Path]:
     """The backbones shipped in the package, by name."""
     return {path.name.removesuffix(".safetensors"): path for path in sorted(PACKAGED.glob("*.safetensors"))}
 
 
-def known() -> list[tuple[str, ViTConfig, str]]:
+def list_backbones() -> list[tuple[str, ViTConfig, str]]:
     """(name, shape, whether it is present) of every backbone that has a name."""
-    packaged = [(name, read_backbone(path, name).config, "in package") for name, path in available().items()]
+    packaged = [(name, read_backbone_file(path, name).config, "in package") for name, path in list_packaged().items()]
     absent = {model.name: "no: hub" if model.repo else "no: by hand" for model in MODELS.values()}
-    return packaged + [(name, model.config, "yes" if file_at_hand(model) else absent[name]) for name, model in MODELS.items()]
+    return packaged + [(name, model.config, "yes" if find_local_file(model) else absent[name]) for name, model in MODELS.items()]
 
 
-def find_backbone(name_or_path: str | Path) -> Backbone:
+def load_backbone(name_or_path: str | Path) -> Backbone:
     """Read a backbone by its name, fetching it if need be, or from a weights file."""
-    name, packaged = str(name_or_path), available()
+    name, packaged = str(name_or_path), list_packaged()
     if name in packaged:
-        return read_backbone(packaged[name], name=name)
+        return read_backbone_file(packaged[name], name=name)
     path = Path(name_or_path)
     if path.is_file():
         model = model_of_file(path)
-        return read_backbone(path, name=model.name if model else path.stem)
+        return read_backbone_file(path, name=model.name if model else path.stem)
     if name in MODELS:
-        return read_backbone(find_file(MODELS[name]), name=name)
+        return read_backbone_file(find_file(MODELS[name]), name=name)
     if path.suffix in SUFFIXES or "/" in name:
         raise InputError(f"there is no backbone file '{name_or_path}'")
     also = f"; or give the path of a weights file ({', '.join(SUFFIXES)})"
     raise UnknownNameError("backbone", name, [*packaged, *MODELS], also=also)
 
 
-def read_backbone(path: Path, name: str) -> Backbone:
+def read_backbone_file(path: Path, name: str) -> Backbone:
     """Read one weights file; a head in it is left out, all else must fit the named model, or else some plain ViT, strictly."""
     checkpoint, metadata = read_tensors(path)
     try:
-        converted = to_timm(checkpoint)
+        converted = convert_to_timm(checkpoint)
         facts = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, **converted.facts}
         if converted.layout.startswith("Hugging Face"):
             facts |= beside(path)
@@ -146,11 +146,11 @@ def read_backbone(path: Path, name: str) -> Backbone:
         raise InputError(f"'{path}' cannot be used: {error}") from error
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"'{path}' does not hold a plain ViT in a layout known here ({error})") from error
-    check(path, name, config, converted.weights)
+    check_weights_fit(path, name, config, converted.weights)
     return Backbone(name, path.absolute(), sha256_of(path), config, mean, std, converted.weights)
 
 
-def check(path: Path, name: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> None:
+def check_weights_fit(path: Path, name: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> None:
     """Refuse weights that do not fit, before anything is built."""
     with torch.device("meta"):
         vit = ViT(config)

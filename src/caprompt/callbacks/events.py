@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "CallBegan",
-    "CallEnded",
+    "Callback",
     "Consolidating",
     "EpochEnded",
     "Event",
-    "Listener",
-    "Reading",
-    "StepTaken",
-    "TaskTested",
-    "silent",
-    "together",
+    "ImagesChecked",
+    "LearnEnded",
+    "LearnStarted",
+    "StepEnded",
+    "TaskEvaluated",
+    "compose",
+    "ignore_event",
 ]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ImagesChecked:
     """A picture of the source has been decoded and checked."""
 
     done: int
@@ -38,7 +38,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class CallBegan:
+class LearnStarted:
     """A call of `learn` starts to train."""
 
     task: int  # counted from 1
@@ -50,7 +50,7 @@ class CallBegan:
 
 
 @dataclass(frozen=True)
-class StepTaken:
+class StepEnded:
     """One training step. The losses are still on the device: reading them is the listener's choice, not every step's cost."""
 
     epoch: int
@@ -80,7 +80,7 @@ class Consolidating:
 
 
 @dataclass(frozen=True)
-class CallEnded:
+class LearnEnded:
     """The model has learned the call's images."""
 
     classes: int
@@ -88,21 +88,21 @@ class CallEnded:
 
 
 @dataclass(frozen=True)
-class TaskTested:
+class TaskEvaluated:
     """A run has tested its model after a task: the accuracy matrix so far, in percent."""
 
     matrix: Matrix
 
 
-Event = Reading | CallBegan | StepTaken | EpochEnded | Consolidating | CallEnded | TaskTested
-Listener = Callable[[Event], None]
+Event = ImagesChecked | LearnStarted | StepEnded | EpochEnded | Consolidating | LearnEnded | TaskEvaluated
+Callback = Callable[[Event], None]
 
 
-def silent(event: Event) -> None:
+def ignore_event(event: Event) -> None:
     """The listener that says nothing."""
 
 
-def together(*listeners: Listener) -> Listener:
+def compose(*listeners: Callback) -> Callback:
     """One listener that tells several, in their order."""
 
     def tell(event: Event) -> None:

@@ -16,34 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from caprompt import metrics
-from caprompt.callbacks.events import CallBegan, EpochEnded, Event, TaskTested
+from caprompt.callbacks.events import EpochEnded, Event, LearnStarted, TaskEvaluated
 from caprompt.metrics import Matrix
 from caprompt.utils import files
 
-__all__ = ["LOG", "Logbook"]
+__all__ = ["LOG", "MetricsLog"]
 
 LOG = "metrics.jsonl"
 
 
-class Logbook:
+class MetricsLog:
     """A listener that writes down epochs and tests, beginning with those of earlier sittings."""
 
     def __init__(self, path: Path, epochs: Iterable[Mapping[str, Any]], matrix: Matrix) -> None:
         self.path = path
         self.task = 0
         lines = [{"task": record["call"] + 1, **{key: record[key] for key in record if key != "call"}} for record in epochs]
-        lines += [figures_of(matrix[: task + 1]) for task in range(len(matrix))]
+        lines += [evaluation_record(matrix[: task + 1]) for task in range(len(matrix))]
         # A stable sort: the epochs of a task, then its test.
         files.write_bytes(path, "".join(map(_line, sorted(lines, key=lambda line: int(line["task"])))).encode())
 
     def __call__(self, event: Event) -> None:
         """Write down one event, if it is worth a line."""
-        if isinstance(event, CallBegan):
+        if isinstance(event, LearnStarted):
             self.task = event.task
         elif isinstance(event, EpochEnded):
             self._append({"task": self.task, **event.figures()})
-        elif isinstance(event, TaskTested):
-            self._append(figures_of(event.matrix))
+        elif isinstance(event, TaskEvaluated):
+            self._append(evaluation_record(event.matrix))
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -52,10 +52,10 @@ class Logbook:
             os.fsync(file.fileno())
 
 
-def figures_of(matrix: Matrix) -> dict[str, Any]:
+def evaluation_record(matrix: Matrix) -> dict[str, Any]:
     """The line of the test after the last task of an accuracy matrix.
 
-    >>> figures_of([[90.0], [80.0, 100.0]])
+    >>> evaluation_record([[90.0], [80.0, 100.0]])
     {'task': 2, 'ACC': 90.0, 'AF': 10.0, 'accuracies': [80.0, 100.0]}
     """
     figures = {"ACC": metrics.average_accuracy(matrix), "AF": metrics.forgetting(matrix)}

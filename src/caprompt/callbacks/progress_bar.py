@@ -8,14 +8,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from caprompt.callbacks.events import CallBegan, CallEnded, Consolidating, Event, Reading, StepTaken
+from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 
-__all__ = ["Display"]
+__all__ = ["ProgressBar"]
 
 REFRESH_SECONDS = 0.25  # losses live on the device; reading them more often would only slow training down
 
 
-class Display:
+class ProgressBar:
     """A listener that draws a bar: `with Display(console) as listen: model.learn(..., listen=listen)`."""
 
     def __init__(self, console: Console) -> None:
@@ -31,7 +31,7 @@ class Display:
         self.began = self.shown = 0.0
         self.images = 0
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressBar:
         self.bars.start()
         return self
 
@@ -40,17 +40,17 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if isinstance(event, Reading):
+        if isinstance(event, ImagesChecked):
             self._reading(event)
-        elif isinstance(event, CallBegan):
+        elif isinstance(event, LearnStarted):
             names = ", ".join(event.new_classes or event.known_classes)
             total, done = event.images * event.epochs, event.images * event.first_epoch
             self._start(f"task {event.task}: {names if len(names) < 40 else names[:37] + '...'}", total, done)
-        elif isinstance(event, StepTaken):
+        elif isinstance(event, StepEnded):
             self._step(event)
         elif isinstance(event, Consolidating) and self.bar is not None:
             self.bars.update(self.bar, note="class statistics and alignment")
-        elif isinstance(event, CallEnded):
+        elif isinstance(event, LearnEnded):
             self._clear()
 
     def _start(self, description: str, total: int, done: int = 0) -> None:
@@ -63,13 +63,13 @@ class Display:
             self.bars.remove_task(self.bar)
         self.bar = None
 
-    def _reading(self, event: Reading) -> None:
+    def _reading(self, event: ImagesChecked) -> None:
         if event.done == 1:
             self._start("reading pictures", event.total)
         if self.bar is not None:
             self.bars.update(self.bar, completed=event.done)
 
-    def _step(self, event: StepTaken) -> None:
+    def _step(self, event: StepEnded) -> None:
         self.images += event.images
         if self.bar is None:
             return

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caprompt import metrics
-from caprompt.callbacks.events import CallBegan, EpochEnded, Event, TaskTested
+from caprompt.callbacks.events import EpochEnded, Event, LearnStarted, TaskEvaluated
 from caprompt.errors import OptionError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Board"]
+__all__ = ["TensorBoardWriter"]
 
 
-class Board:
+class TensorBoardWriter:
     """A listener that writes event files for TensorBoard; nothing is written before the first epoch has ended."""
 
     def __init__(self, folder: Path) -> None:
@@ -29,13 +29,13 @@ class Board:
 
     def __call__(self, event: Event) -> None:
         """Write one event, if it has figures."""
-        if isinstance(event, CallBegan):
+        if isinstance(event, LearnStarted):
             self.task = event.task
         elif isinstance(event, EpochEnded):
             for name, value in event.losses.items():
                 self._scalar(f"task {self.task}/loss {name}", value, event.epoch + 1)
             self._scalar(f"task {self.task}/images per second", event.images / max(event.seconds, 1e-9), event.epoch + 1)
-        elif isinstance(event, TaskTested):
+        elif isinstance(event, TaskEvaluated):
             tasks = len(event.matrix)
             self._scalar("test/ACC", metrics.average_accuracy(event.matrix), tasks)
             self._scalar("test/AF", metrics.forgetting(event.matrix), tasks)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from caprompt.callbacks.events import Event, TaskTested
+from caprompt.callbacks.events import Event, TaskEvaluated
 from caprompt.metrics import forgetting, incremental_accuracies
 
-__all__ = ["Watch", "text_curve"]
+__all__ = ["TerminalCurve", "draw_curve"]
 
 HEIGHT = 9  # lines of the plot, so that a step is a round number of percent
 STEPS = (0.5, 1, 2.5, 5, 12.5)  # percent a line
 
 
-class Watch:
+class TerminalCurve:
     """A listener that prints the curve whenever a task has been tested."""
 
     def __init__(self, console: Console) -> None:
@@ -24,17 +24,17 @@ class Watch:
 
     def __call__(self, event: Event) -> None:
         """Print, if this event is a test."""
-        if not isinstance(event, TaskTested):
+        if not isinstance(event, TaskEvaluated):
             return
         curve = incremental_accuracies(event.matrix)
         self.console.print(f"after task {len(curve)}: ACC {curve[-1]:.1f}, AF {forgetting(event.matrix):.1f}", style="bold")
-        self.console.print(text_curve(curve, width=self.console.width - 10), style="cyan", soft_wrap=True)
+        self.console.print(draw_curve(curve, width=self.console.width - 10), style="cyan", soft_wrap=True)
 
 
-def text_curve(values: Sequence[float], width: int = 60) -> str:
+def draw_curve(values: Sequence[float], width: int = 60) -> str:
     """Percentages as points over the number of tasks, on a scale that ends at 100.
 
-    >>> print(text_curve([100.0, 90.0, 80.0], width=12))
+    >>> print(draw_curve([100.0, 90.0, 80.0], width=12))
      100.0 ┤  ●
       97.5 ┤
       95.0 ┤

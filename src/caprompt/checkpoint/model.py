@@ -11,18 +11,26 @@ import torch
 from torch import Tensor
 
 from caprompt import checkpoint, methods
-from caprompt.backbones.weights import Backbone, available, find_backbone
+from caprompt.backbones.weights import Backbone, list_packaged, load_backbone
 from caprompt.errors import InputError, ModelFolderError
-from caprompt.methods.options import check
+from caprompt.methods.options import validate_options
 from caprompt.utils.devices import FP8, has_float8
 from caprompt.utils.files import sha256_of
 
-__all__ = ["IN_PROGRESS", "call_was_stopped", "find_saved_backbone", "options_on", "saved_options", "stopped_call", "tensors_under"]
+__all__ = [
+    "IN_PROGRESS",
+    "has_stopped_call",
+    "load_saved_backbone",
+    "options_for_device",
+    "read_stopped_call",
+    "saved_options",
+    "select_by_prefix",
+]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: the call that is being learned, after its last whole epoch
 
 
-def call_was_stopped(folder: Path) -> bool:
+def has_stopped_call(folder: Path) -> bool:
     """Does a checkpoint lie in this folder that a later call has not made obsolete?"""
     if not checkpoint.exists(folder / IN_PROGRESS):
         return False
@@ -30,9 +38,9 @@ def call_was_stopped(folder: Path) -> bool:
     return bool(checkpoint.read_config(folder / IN_PROGRESS)["calls"] == finished)
 
 
-def stopped_call(home: Path, config: Mapping[str, Any], digest: str) -> checkpoint.Saved | None:
+def read_stopped_call(home: Path, config: Mapping[str, Any], digest: str) -> checkpoint.Saved | None:
     """The checkpoint of a call that was stopped here, if there is one; it must be of this configuration and these images."""
-    if not call_was_stopped(home):
+    if not has_stopped_call(home):
         return None
     saved = checkpoint.read(home / IN_PROGRESS)
     own = json.loads(json.dumps(config))  # as it would be read
@@ -52,30 +60,30 @@ def stopped_call(home: Path, config: Mapping[str, Any], digest: str) -> checkpoi
 
 def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a saved model as they are called today: those that came later have their usual values."""
-    options_class = methods.find(config["method"]).options_class
+    options_class = methods.get_method(config["method"]).options_class
     gone = options_class.retired
     kept = {name: value for name, value in config["options"].items() if name not in gone or value != gone[name]}
-    return check(options_class, kept, owner=config["method"]).model_dump(mode="json")
+    return validate_options(options_class, kept, owner=config["method"]).model_dump(mode="json")
 
 
-def options_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Any]:
+def options_for_device(device: torch.device, config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a saved model; numbers that this device cannot compute with give way to its own, for good."""
     options = saved_options(config)
     return {**options, "precision": "auto"} if options["precision"] == FP8 and not has_float8(device) else options
 
 
-def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def find_saved_backbone(saved: Mapping[str, str], folder: Path, given: str | Path | None) -> Backbone:
+def load_saved_backbone(saved: Mapping[str, str], folder: Path, given: str | Path | None) -> Backbone:
     """The very backbone that a model was trained on, by its hash."""
-    packaged = available().get(saved["name"])
+    packaged = list_packaged().get(saved["name"])
     place = given or (packaged if packaged and sha256_of(packaged) == saved["sha256"] else saved["path"])
     if given is None and not Path(place).is_file():
         raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{place}'; say where it is with --backbone")
-    found = find_backbone(place)
+    found = load_backbone(place)
     if found.sha256 != saved["sha256"]:
         raise ModelFolderError(f"'{folder}' was trained on another '{saved['name']}': the backbone's hash differs")
     return found

@@ -18,7 +18,18 @@ if sys.version_info >= (3, 11):
 else:
     pass
 
-__all__ = ["AsJson", "Config", "Cycles", "Device", "Set", "SkipBad", "gathered", "parse_cycles", "parse_tasks", "parse_value"]
+__all__ = [
+    "AsJson",
+    "Config",
+    "Cycles",
+    "Device",
+    "Set",
+    "SkipBad",
+    "collect_settings",
+    "parse_cycles",
+    "parse_tasks",
+    "parse_value",
+]
 
 Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
 Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
@@ -28,10 +39,10 @@ AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for machines.
 Cycles = Annotated[str | None, Parameter(help="Passes per image: a number, or auto.")]
 
 
-def gathered(config: Path | None, assignments: Iterable[str]) -> dict[str, Any]:
+def collect_settings(config: Path | None, assignments: Iterable[str]) -> dict[str, Any]:
     """Settings of a TOML file, overridden by assignments.
 
-    >>> gathered(None, ["epochs=3", "cycles=auto"])
+    >>> collect_settings(None, ["epochs=3", "cycles=auto"])
     {'epochs': 3, 'cycles': 'auto'}
     """
     return {**(read_toml(config) if config else {}), **dict(parse_assignment(text) for text in assignments)}

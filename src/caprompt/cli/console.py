@@ -12,27 +12,27 @@ from caprompt.protocols import warning
 if TYPE_CHECKING:
     from caprompt.classifier import ContinualClassifier
 
-__all__ = ["err", "out", "tell_skipped", "tell_warnings", "warn_of"]
+__all__ = ["err", "out", "print_protocol_warning", "print_skipped", "print_warnings"]
 
 # Names of files and classes are printed as they are: square brackets are no markup, colons no emoji.
 out = Console(markup=False, emoji=False, highlight=False)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
-def tell_skipped(sentences: Sequence[str]) -> None:
+def print_skipped(sentences: Sequence[str]) -> None:
     """Say what was left out, a line each."""
     for sentence in sentences:
         err.print(f"skipped: {sentence}", style="yellow", soft_wrap=True)
 
 
-def tell_warnings(sentences: Sequence[str]) -> None:
+def print_warnings(sentences: Sequence[str]) -> None:
     """Say what casts doubt on the figures, a line each."""
     for sentence in sentences:
         err.print(f"warning: {sentence}", style="bold yellow", soft_wrap=True)
 
 
-def warn_of(model: ContinualClassifier) -> dict[str, str]:
+def print_protocol_warning(model: ContinualClassifier) -> dict[str, str]:
     """Say so on stderr if a model's answers leak; returns the mark that its JSON gets."""
     sentence = warning(model.method.options)
-    tell_warnings([sentence] if sentence else [])
+    print_warnings([sentence] if sentence else [])
     return {"protocol": "released"} if sentence else {}

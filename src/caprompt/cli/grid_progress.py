@@ -12,14 +12,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from caprompt.callbacks.events import CallBegan, EpochEnded, Event
+from caprompt.callbacks.events import EpochEnded, Event, LearnStarted
 from caprompt.experiments.grid import Cell
-from caprompt.experiments.run_folder import Results
+from caprompt.experiments.run_folder import RunResult
 
-__all__ = ["GridDisplay", "time_left"]
+__all__ = ["GridProgressBar", "time_left"]
 
 
-class GridDisplay:
+class GridProgressBar:
     """A watcher of `run_grid`; `done` of the `total` cells were there before."""
 
     def __init__(self, console: Console, home: Path, total: int, done: int) -> None:
@@ -39,7 +39,7 @@ class GridDisplay:
         self.started = time.perf_counter()
         self.share, self.task, self.tasks = 0.0, 1, 1  # how much of the cell in this process is over
 
-    def __enter__(self) -> GridDisplay:
+    def __enter__(self) -> GridProgressBar:
         self.bars.start()
         return self
 
@@ -54,7 +54,7 @@ class GridDisplay:
 
     def heard(self, cell: Cell, event: Event) -> None:
         """Epochs tell how far the cell is."""
-        if isinstance(event, CallBegan):
+        if isinstance(event, LearnStarted):
             self.task = event.task
         elif isinstance(event, EpochEnded):
             self.share = min(1.0, (self.task - 1 + (event.epoch + 1) / event.epochs) / self.tasks)
@@ -64,7 +64,7 @@ class GridDisplay:
         """One line says what came out."""
         self.done, self.share = self.done + 1, 0.0
         seconds = time.perf_counter() - self.began_at.pop(cell.name)
-        found = f"failed, {reason}" if reason else f"ACC {Results.load(self.home / cell.name).summary()['ACC']:.2f}"
+        found = f"failed, {reason}" if reason else f"ACC {RunResult.load(self.home / cell.name).summary()['ACC']:.2f}"
         self.console.print(f"[{self.done}/{self.total}] {cell.name}: {found} ({seconds:.0f} s)", soft_wrap=True)
         self.bars.update(self.bar, completed=self.done)
         self._estimate()

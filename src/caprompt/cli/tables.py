@@ -10,12 +10,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from caprompt.metrics import forgetting, incremental_accuracies
-from caprompt.protocols import in_percent, single
-from caprompt.reproduce.tables import PUBLISHED, Sheet
+from caprompt.protocols import percent_title, single
+from caprompt.reproduce.tables import PUBLISHED, ResultTable
 
 if TYPE_CHECKING:
     from caprompt.experiments.audit import Audit
-    from caprompt.experiments.run_folder import Results
+    from caprompt.experiments.run_folder import RunResult
     from caprompt.outputs import Evaluation, Prediction
 
 SHORT = {
@@ -36,13 +36,13 @@ def listing(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
     return table
 
 
-def run_table(results: Results) -> Table:
+def run_table(results: RunResult) -> Table:
     """ACC and AF after each task, and the accuracy on every task's classes now; of a joint run there is only the latter."""
     if results.joint:
         accuracies = zip(results.tasks, results.matrix[-1], strict=True)
         rows = [[str(number), ", ".join(names), f"{value:.1f}"] for number, (names, value) in enumerate(accuracies, start=1)]
-        return listing(in_percent("all classes learned at once", results.protocol), ["task", "classes", "accuracy"], rows)
-    title = in_percent("after each task", results.protocol)
+        return listing(percent_title("all classes learned at once", results.protocol), ["task", "classes", "accuracy"], rows)
+    title = percent_title("after each task", results.protocol)
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
     table.add_column("task")
     table.add_column("classes")
@@ -56,7 +56,7 @@ def run_table(results: Results) -> Table:
     return table
 
 
-def seeds_table(runs: Mapping[int, Results]) -> Table:
+def seeds_table(runs: Mapping[int, RunResult]) -> Table:
     """The figures of several seeds, their mean and spread; runs of different protocols are refused."""
     protocol = single(results.protocol for results in runs.values())
     summaries = {seed: results.summary() for seed, results in runs.items()}
@@ -65,7 +65,7 @@ def seeds_table(runs: Mapping[int, Results]) -> Table:
     if len(rows) > 1:
         columns = [[figures[name] for figures in summaries.values()] for name in names]
         rows.append(["mean", *(f"{fmean(column):.1f} ± {stdev(column):.1f}" for column in columns)])
-    return listing(in_percent("summary", protocol), ["seed", *(SHORT.get(name, name) for name in names)], rows)
+    return listing(percent_title("summary", protocol), ["seed", *(SHORT.get(name, name) for name in names)], rows)
 
 
 def prediction_table(pictures: Sequence[str], predictions: Sequence[Prediction], top: int) -> Table:
@@ -81,7 +81,7 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     """Accuracy per task, and over all."""
     rows = [[str(s.task), ", ".join(s.classes), str(s.images), f"{s.accuracy:.1f}"] for s in evaluation.tasks]
     rows.append(["all", f"mean over tasks {evaluation.average_accuracy:.1f}", str(evaluation.images), f"{evaluation.accuracy:.1f}"])
-    return listing(in_percent("accuracy", evaluation.protocol), ["task", "classes", "images", "accuracy"], rows)
+    return listing(percent_title("accuracy", evaluation.protocol), ["task", "classes", "images", "accuracy"], rows)
 
 
 def audit_table(audit: Audit) -> Table:
@@ -91,10 +91,10 @@ def audit_table(audit: Audit) -> Table:
         for a in audit.arrangements
     ]
     columns = ["arrangement", "accuracy", "ACC", "changed answers", "largest difference"]
-    return listing(in_percent(f"audit of {audit.images} images", audit.protocol), columns, rows)
+    return listing(percent_title(f"audit of {audit.images} images", audit.protocol), columns, rows)
 
 
-def as_terminal(sheet: Sheet) -> Table:
+def as_terminal(sheet: ResultTable) -> Table:
     """With rich."""
     table = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
     words = len(sheet.heads) + 2

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
-from caprompt.data.images import Picture, decode, fingerprint
+from caprompt.data.images import ImageInput, decode, hash_image
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
-__all__ = ["contents", "occurring"]
+__all__ = ["contents", "find_duplicates"]
 
 
-def contents(pictures: Sequence[Picture]) -> list[int]:
+def contents(pictures: Sequence[ImageInput]) -> list[int]:
     """A number for each picture; equal pictures have equal numbers. One that cannot be read is like no other.
 
     >>> import numpy as np
@@ -31,20 +31,20 @@ def contents(pictures: Sequence[Picture]) -> list[int]:
     return [number.setdefault(position if key is None else key, position) for position, key in enumerate(keys)]
 
 
-def occurring(samples: Samples, among: Samples) -> list[int]:
+def find_duplicates(samples: Samples, among: Samples) -> list[int]:
     """The positions of those of `samples` whose picture is also in `among`, whatever its label there."""
     numbers = contents([*among.pictures, *samples.pictures])
     known = set(numbers[: len(among)])
     return [position for position, number in enumerate(numbers[len(among) :]) if number in known]
 
 
-def _file_keys(pictures: Sequence[Picture]) -> list[bytes | None]:
+def _file_keys(pictures: Sequence[ImageInput]) -> list[bytes | None]:
     lengths = [_length(picture) for picture in pictures]
     shared = Counter(lengths)
     return [_file_key(picture) if shared[length] > 1 else None for picture, length in zip(pictures, lengths, strict=True)]
 
 
-def _length(picture: Picture) -> int | None:
+def _length(picture: ImageInput) -> int | None:
     assert isinstance(picture, Path)
     try:
         return picture.stat().st_size
@@ -52,15 +52,15 @@ def _length(picture: Picture) -> int | None:
         return None
 
 
-def _file_key(picture: Picture) -> bytes | None:
+def _file_key(picture: ImageInput) -> bytes | None:
     try:
-        return fingerprint(picture)
+        return hash_image(picture)
     except (DataError, ValueError):
         return None
 
 
-def _pixel_key(picture: Picture) -> bytes | None:
+def _pixel_key(picture: ImageInput) -> bytes | None:
     try:
-        return fingerprint(decode(picture))
+        return hash_image(decode(picture))
     except DataError:
         return None

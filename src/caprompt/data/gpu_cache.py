@@ -1,6 +1,6 @@
 """A task's decoded pictures where training wants them: on the GPU if they fit there, else in memory or in a file on disk.
 
-    bank = PixelBank((store.get(picture) for picture in samples.pictures), device)
+    bank = GPUImageCache((store.get(picture) for picture in samples.pictures), device)
     pixels = bank.take(np.array([3, 0, 7]))     # (3, H, W, 3) on the device, smaller pictures padded
 
 Nothing is decoded twice, and nothing outlives the bank: the file on disk has no name and is gone with the process.
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprompt.data.images import Pixels
-from caprompt.utils.devices import sent
+from caprompt.utils.devices import to_device
 
-__all__ = ["PixelBank", "stacked"]
+__all__ = ["GPUImageCache", "stacked"]
 
 IN_MEMORY = 2 * 1024**3  # bytes of pictures kept in memory before a file takes over
 SHARE_OF_DEVICE = 0.4  # of the GPU's free memory that pictures may take
 
 
-class PixelBank:
+class GPUImageCache:
     """Pictures of any sizes side by side as plain bytes, taken out in batches."""
 
     def __init__(self, pictures: Iterable[Pixels], device: torch.device, in_memory: int = IN_MEMORY) -> None:
@@ -53,7 +53,7 @@ class PixelBank:
             return stacked([self.pixels(int(position)) for position in positions], self.device)
         shapes = self.shapes[positions]
         table = np.concatenate([self.starts[positions, None], shapes], axis=1)  # (B, 3)
-        start, height, width = sent(torch.from_numpy(table), self.device)[:, :, None, None].unbind(1)
+        start, height, width = to_device(torch.from_numpy(table), self.device)[:, :, None, None].unbind(1)
         rows = torch.arange(shapes[:, 0].max(), device=self.device)[:, None]
         columns = torch.arange(shapes[:, 1].max(), device=self.device)
         # The padding repeats the last row and column, so that every address is the picture's own.
@@ -72,7 +72,7 @@ def stacked(pictures: Sequence[Pixels], device: torch.device) -> Tensor:
     batch = np.zeros((len(pictures), height, width, 3), np.uint8)
     for row, pixels in zip(batch, pictures, strict=True):
         row[: pixels.shape[0], : pixels.shape[1]] = pixels
-    return sent(torch.from_numpy(batch), device)
+    return to_device(torch.from_numpy(batch), device)
 
 
 def _noting(pictures: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:

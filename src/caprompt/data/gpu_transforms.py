@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from caprompt.data.transforms import Transform, View
-from caprompt.utils.devices import sent
+from caprompt.utils.devices import to_device
 
 __all__ = ["render_batch", "resampling"]
 
@@ -23,7 +23,7 @@ __all__ = ["render_batch", "resampling"]
 def render_batch(pixels: Tensor, views: Sequence[View], recipe: Transform) -> Tensor:
     """A view of each picture, normalised: (B, H, W, 3) bytes -> (B, 3, S, S) as float32."""
     table = [[*view.box, *view.resized, *view.corner, view.flip, view.brightness] for view in views]
-    numbers = sent(torch.tensor(table, dtype=torch.float32), pixels.device)
+    numbers = to_device(torch.tensor(table, dtype=torch.float32), pixels.device)
     left, top, right, bottom, width, height, x, y, flip, brightness = numbers.unbind(1)  # (B,) each
     columns = resampling(left, right - left, width, x, recipe.size, pixels.shape[2])  # (B, S, W)
     rows = resampling(top, bottom - top, height, y, recipe.size, pixels.shape[1])  # (B, S, H)
@@ -33,7 +33,7 @@ def render_batch(pixels: Tensor, views: Sequence[View], recipe: Transform) -> Te
     picture = levels(picture @ columns.transpose(1, 2).unsqueeze(1))  # (B, 3, H, S)
     picture = levels(rows.unsqueeze(1) @ picture)  # (B, 3, S, S)
     picture = (picture * brightness[:, None, None, None]).floor().clamp(max=255)  # Pillow cuts off the fraction
-    mean, std = sent(torch.tensor([recipe.mean, recipe.std]), pixels.device)[:, :, None, None].unbind(0)
+    mean, std = to_device(torch.tensor([recipe.mean, recipe.std]), pixels.device)[:, :, None, None].unbind(0)
     return (picture / 255 - mean) / std
 
 

@@ -6,12 +6,12 @@ from collections.abc import Hashable
 from pathlib import Path
 from threading import Lock
 
-from caprompt.data.images import Picture, Pixels, decode
+from caprompt.data.images import ImageInput, Pixels, decode
 
-__all__ = ["ImageStore"]
+__all__ = ["ImageCache"]
 
 
-class ImageStore:
+class ImageCache:
     """Decodes pictures and keeps them until `budget_bytes` are full; the rest are decoded at every call.
 
     Nothing is ever thrown out: an epoch visits every picture once, and then a cache that evicts the oldest finds none.
@@ -24,10 +24,10 @@ class ImageStore:
         self.decoded = 0
         self._used = 0
         # The picture is kept beside its pixels so that an object's id stays its own.
-        self._kept: dict[Hashable, tuple[Picture, Pixels]] = {}
+        self._kept: dict[Hashable, tuple[ImageInput, Pixels]] = {}
         self._lock = Lock()
 
-    def get(self, picture: Picture) -> Pixels:
+    def get(self, picture: ImageInput) -> Pixels:
         """The picture's pixels, (H, W, 3); do not write into them."""
         key = _key(picture)
         with self._lock:
@@ -42,7 +42,7 @@ class ImageStore:
         return pixels
 
 
-def _key(picture: Picture) -> Hashable:
+def _key(picture: ImageInput) -> Hashable:
     """A file by path, time and size, so that one that was changed is read again; an object by identity."""
     if not isinstance(picture, Path):
         return id(picture)

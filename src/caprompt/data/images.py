@@ -12,9 +12,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from caprompt.errors import DataError
 
-__all__ = ["ADVICE", "IMAGE_SUFFIXES", "MAX_PIXELS", "Picture", "Pixels", "decode", "fingerprint"]
+__all__ = ["ADVICE", "IMAGE_SUFFIXES", "MAX_PIXELS", "ImageInput", "Pixels", "decode", "hash_image"]
 
-Picture: TypeAlias = Path | Image.Image | NDArray[Any]
+ImageInput: TypeAlias = Path | Image.Image | NDArray[Any]
 Pixels: TypeAlias = NDArray[np.uint8]
 
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
@@ -23,7 +23,7 @@ MAX_ELONGATION = 200  # a 1 x 100,000 strip resized to a short side of 256 would
 ADVICE = "; remove it, or go on without it with --skip-bad"
 
 
-def decode(picture: Picture, shrink_to: int | None = None) -> Pixels:
+def decode(picture: ImageInput, shrink_to: int | None = None) -> Pixels:
     """The picture as (H, W, 3); one whose short side exceeds `shrink_to` is reduced to that short side.
 
     Rotated as its EXIF block says, transparency laid over white, 16-bit greys scaled to 8 bits, first frame of many.
@@ -44,11 +44,11 @@ def decode(picture: Picture, shrink_to: int | None = None) -> Pixels:
         raise DataError(f"{_describe(picture)} is not a readable image ({_reason(error)}){ADVICE}") from error
 
 
-def fingerprint(picture: Picture) -> bytes:
+def hash_image(picture: ImageInput) -> bytes:
     """A hash of the picture's content: of the file's bytes for a path, of the pixels otherwise.
 
     >>> black, white = np.zeros((2, 2), np.uint8), np.full((2, 2), 255, np.uint8)
-    >>> fingerprint(black) == fingerprint(black.copy()), fingerprint(black) == fingerprint(white)
+    >>> hash_image(black) == hash_image(black.copy()), hash_image(black) == hash_image(white)
     (True, False)
     """
     if isinstance(picture, Path):
@@ -135,7 +135,7 @@ def _eight_bit(values: NDArray[Any]) -> Pixels:
     return (values * 255).round().astype(np.uint8)
 
 
-def _describe(picture: Picture) -> str:
+def _describe(picture: ImageInput) -> str:
     if isinstance(picture, np.ndarray):
         return f"an array of shape {picture.shape} and type {picture.dtype}"
     return f"'{picture}'" if isinstance(picture, Path) else f"a Pillow image of mode {picture.mode}, size {picture.size}"

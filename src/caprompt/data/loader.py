@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprompt.data.gpu_cache import PixelBank, stacked
+from caprompt.data.gpu_cache import GPUImageCache, stacked
 from caprompt.data.gpu_transforms import render_batch
-from caprompt.data.image_cache import ImageStore
+from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import Pixels
 from caprompt.data.prefetch import in_order
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import Transform, View, render
-from caprompt.utils.devices import sent
+from caprompt.utils.devices import to_device
 
-__all__ = ["banked_batches", "batches", "streamed_batches"]
+__all__ = ["batches", "cached_batches", "streamed_batches"]
 
 BATCHES_AHEAD = 2
 PIECE = 32  # pictures that a thread decodes at a time
@@ -34,7 +34,7 @@ def batches(
     samples: Samples,
     targets: Sequence[int],
     transform: Transform,
-    store: ImageStore,
+    store: ImageCache,
     batch_size: int,
     *,
     seed: Sequence[int] | None,
@@ -60,7 +60,7 @@ def streamed_batches(
     samples: Samples,
     targets: Sequence[int],
     transform: Transform,
-    store: ImageStore,
+    store: ImageCache,
     batch_size: int,
     *,
     device: torch.device,
@@ -78,11 +78,11 @@ def streamed_batches(
     with closing(in_order(prepare, chain.from_iterable(pieces), workers, ahead)) as prepared:
         for chunk, own in zip(chunks, pieces, strict=True):
             pixels, views = (list(chain.from_iterable(found)) for found in zip(*islice(prepared, len(own)), strict=True))
-            yield render_batch(stacked(pixels, device), views, transform), sent(targets_of(targets, chunk), device)
+            yield render_batch(stacked(pixels, device), views, transform), to_device(targets_of(targets, chunk), device)
 
 
-def banked_batches(
-    bank: PixelBank, targets: Sequence[int], transform: Transform, batch_size: int, *, seed: Sequence[int]
+def cached_batches(
+    bank: GPUImageCache, targets: Sequence[int], transform: Transform, batch_size: int, *, seed: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The same, shuffled by `seed` and rendered where the bank's pictures go; views are decided ahead in a thread."""
     order = visiting_order(bank, targets, seed, shuffle=True)
@@ -93,7 +93,7 @@ def banked_batches(
     chunks = list(parts(order, batch_size))
     with closing(in_order(prepare, chunks, workers=1, ahead=2 * BATCHES_AHEAD)) as views:
         for part, seen in zip(chunks, views, strict=True):
-            yield render_batch(bank.take(part), seen, transform), sent(targets_of(targets, part), bank.device)
+            yield render_batch(bank.take(part), seen, transform), to_device(targets_of(targets, part), bank.device)
 
 
 def visiting_order(pictures: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:

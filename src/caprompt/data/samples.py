@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caprompt.data.class_names import check_class_name, natural_key
-from caprompt.data.images import Picture, fingerprint
+from caprompt.data.images import ImageInput, hash_image
 from caprompt.errors import DataError
 
 __all__ = ["Samples"]
@@ -25,7 +25,7 @@ class Samples:
     (Samples(3 images of 2 classes), ('cat', 'dog'), {'cat': 2, 'dog': 1})
     """
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[ImageInput, ...]
     labels: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     published: bool = False  # a benchmark as its makers gave it, doubtful labels and all
@@ -79,5 +79,5 @@ class Samples:
         """
         total = hashlib.sha256()
         for picture, label in zip(self.pictures, self.labels, strict=True):
-            total.update(hashlib.sha256(label.encode()).digest() + fingerprint(picture))
+            total.update(hashlib.sha256(label.encode()).digest() + hash_image(picture))
         return total.hexdigest()

@@ -15,19 +15,19 @@ import numpy as np
 from PIL import Image
 
 from caprompt.data.class_names import check_class_name, natural_key
-from caprompt.data.images import IMAGE_SUFFIXES, Picture
+from caprompt.data.images import IMAGE_SUFFIXES, ImageInput
 from caprompt.data.samples import Samples
-from caprompt.data.validation import verified
+from caprompt.data.validation import validate_images
 from caprompt.errors import DataError, InputError
 
-__all__ = ["Samples", "Source", "check_class_name", "pictures_in", "read", "verified"]
+__all__ = ["Samples", "Source", "check_class_name", "list_images", "read_source", "validate_images"]
 
 _KINDS = ", ".join(sorted(IMAGE_SUFFIXES))
 
 Source: TypeAlias = str | Path | Samples | tuple[Sequence[Any], Sequence[Any]]
 
 
-def read(source: Source) -> Samples:
+def read_source(source: Source) -> Samples:
     """The labelled pictures of a folder of class folders, of a CSV file (path,label), or of (images, labels)."""
     if isinstance(source, Samples):
         samples = source
@@ -61,7 +61,7 @@ def _read_folder(root: Path) -> Samples:
         found = "its images must sit in one folder per class" if loose else "make one folder of images per class in it"
         raise DataError(f"'{root}' has no class folders; {found}")
 
-    pictures: list[Picture] = []
+    pictures: list[ImageInput] = []
     labels: list[str] = []
     for folder in folders:
         check_class_name(folder.name)
@@ -87,7 +87,7 @@ def _fail(error: OSError) -> None:
 
 
 def _read_csv(table: Path) -> Samples:
-    pictures: list[Picture] = []
+    pictures: list[ImageInput] = []
     labels: list[str] = []
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
@@ -128,7 +128,7 @@ def _read_pair(images: Sequence[Any], labels: Sequence[Any]) -> Samples:
     return Samples(pictures, tuple(_label(label, number) for number, label in enumerate(names)))
 
 
-def _picture(image: Any, number: int) -> Picture:
+def _picture(image: Any, number: int) -> ImageInput:
     if isinstance(image, (str, Path)):
         return Path(image).expanduser()
     if isinstance(image, (Image.Image, np.ndarray)):
@@ -142,7 +142,7 @@ def _label(label: Any, number: int) -> str:
     raise DataError(f"label {number} is a {type(label).__name__}; labels are names or whole numbers")
 
 
-def pictures_in(places: Sequence[Path]) -> list[Path]:
+def list_images(places: Sequence[Path]) -> list[Path]:
     """Image files, and those in folders at any depth."""
     if not places:
         raise InputError("no image was given; name files or folders of them")

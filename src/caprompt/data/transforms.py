@@ -20,9 +20,9 @@ from PIL import Image, ImageEnhance
 from caprompt.data.images import Pixels
 from caprompt.errors import OptionError
 
-__all__ = ["Colour", "EvalTransform", "TrainTransform", "Transform", "View", "crop_box", "render"]
+__all__ = ["Color", "EvalTransform", "TrainTransform", "Transform", "View", "crop_box", "render"]
 
-Colour: TypeAlias = tuple[float, float, float]
+Color: TypeAlias = tuple[float, float, float]
 Box: TypeAlias = tuple[int, int, int, int]
 
 
@@ -46,12 +46,12 @@ class Transform(Protocol):
         ...
 
     @property
-    def mean(self) -> Colour:
+    def mean(self) -> Color:
         """What is subtracted from each channel, of values in 0..1."""
         ...
 
     @property
-    def std(self) -> Colour:
+    def std(self) -> Color:
         """What each channel is divided by."""
         ...
 
@@ -69,8 +69,8 @@ class TrainTransform:
     """
 
     size: int
-    mean: Colour
-    std: Colour
+    mean: Color
+    std: Color
     crop_scale: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -89,8 +89,8 @@ class EvalTransform:
     """The middle of the picture, once its short side is `resize` (by default 256 for a `size` of 224), normalised."""
 
     size: int
-    mean: Colour
-    std: Colour
+    mean: Color
+    std: Color
     resize: int | None = None
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ def crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[f
     return left, top, left + w, top + h
 
 
-def _normalised(image: Image.Image, mean: Colour, std: Colour) -> NDArray[np.float32]:
+def _normalised(image: Image.Image, mean: Color, std: Color) -> NDArray[np.float32]:
     values = np.asarray(image).transpose(2, 0, 1).astype(np.float32, order="C")  # (S, S, 3) -> (3, S, S)
     values /= 255
     values -= np.array(mean, np.float32)[:, None, None]

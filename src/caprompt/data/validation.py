@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from caprompt.data.image_cache import ImageStore
-from caprompt.data.images import ADVICE, Picture, fingerprint
+from caprompt.data.image_cache import ImageCache
+from caprompt.data.images import ADVICE, ImageInput, hash_image
 from caprompt.data.prefetch import in_order
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
-__all__ = ["check_one_class_each", "verified"]
+__all__ = ["check_one_class_each", "validate_images"]
 
 Found = TypeVar("Found")
 
@@ -28,9 +28,9 @@ FIRST = 16  # pictures that tell whether threads pay
 QUICK = 1e-3  # seconds a picture; handing a smaller one to a thread takes longer than looking at it
 
 
-def verified(
+def validate_images(
     samples: Samples,
-    store: ImageStore,
+    store: ImageCache,
     skip_bad: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Samples:
@@ -101,14 +101,14 @@ def _check_alike(samples: Samples, positions: list[int]) -> None:
     first: dict[bytes, int] = {}
     for position in positions:
         try:
-            other = first.setdefault(fingerprint(samples.pictures[position]), position)
+            other = first.setdefault(hash_image(samples.pictures[position]), position)
         except DataError:  # an unreadable picture is `verified`'s to report, or to skip
             continue
         if samples.labels[other] != samples.labels[position]:
             raise DataError(f"{_name(samples, other)} and {_name(samples, position)} are the same image; keep it in one class")
 
 
-def _size(picture: Picture) -> Hashable:
+def _size(picture: ImageInput) -> Hashable:
     """What equal pictures have in common and most others have not, without reading any pixels."""
     if isinstance(picture, np.ndarray):
         return picture.shape

@@ -9,22 +9,22 @@ from torch import Tensor
 
 from caprompt.backbones.constants import CIFAR100, IMAGENET_MEAN, IMAGENET_STD, UNCHANGED
 from caprompt.backbones.weights import Backbone
-from caprompt.data.gpu_cache import PixelBank
-from caprompt.data.image_cache import ImageStore
-from caprompt.data.loader import banked_batches, batches, streamed_batches
+from caprompt.data.gpu_cache import GPUImageCache
+from caprompt.data.image_cache import ImageCache
+from caprompt.data.loader import batches, cached_batches, streamed_batches
 from caprompt.data.sources import Samples
-from caprompt.data.transforms import Colour, EvalTransform, TrainTransform
+from caprompt.data.transforms import Color, EvalTransform, TrainTransform
 from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
-from caprompt.utils.random import derive
+from caprompt.utils.random import derive_seed
 
-__all__ = ["Feeder", "Repeatable"]
+__all__ = ["InputPipeline", "RepeatableBatches"]
 
 
 DECODE_FACTOR = 4  # photos are kept at most this many times as large as the network's input
 
 
-class Repeatable:
+class RepeatableBatches:
     """Batches that can be gone through more than once."""
 
     def __init__(self, start: Callable[[], Batches]) -> None:
@@ -34,7 +34,7 @@ class Repeatable:
         return iter(self.start())
 
 
-class Feeder:
+class InputPipeline:
     """Makes batches for one backbone. It lives for one call; the decoded pictures it keeps are gone with it.
 
     On a GPU pictures are cropped, resized and coloured there, many at once (`batched`); else by Pillow in threads.
@@ -46,9 +46,9 @@ class Feeder:
         self.backbone = backbone
         self.device = device
         self.batched = device.type != "cpu" if batched is None else batched
-        self.store = ImageStore(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
+        self.store = ImageCache(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
 
-    def mean_and_std(self, options: Options) -> tuple[Colour, Colour]:
+    def mean_and_std(self, options: Options) -> tuple[Color, Color]:
         """What pictures are normalised with."""
         known = {"none": UNCHANGED, "cifar100": CIFAR100, "imagenet": (IMAGENET_MEAN, IMAGENET_STD)}
         return known.get(options.normalise, (self.backbone.mean, self.backbone.std))
@@ -71,12 +71,12 @@ class Feeder:
             brightness=options.brightness,
         )
 
-        bank = PixelBank(map(self.store.get, samples.pictures), self.device) if self.batched else None
+        bank = GPUImageCache(map(self.store.get, samples.pictures), self.device) if self.batched else None
 
         def epoch_batches(epoch: int) -> Batches:
-            chance = [derive(seed, "epoch", epoch)]
+            chance = [derive_seed(seed, "epoch", epoch)]
             if bank is not None:
-                return banked_batches(bank, targets, transform, options.batch_size, seed=chance)
+                return cached_batches(bank, targets, transform, options.batch_size, seed=chance)
             return batches(samples, targets, transform, self.store, options.batch_size, seed=chance, shuffle=True)
 
         return epoch_batches

@@ -29,18 +29,18 @@ from torch import Tensor
 from caprompt import protocols
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
-from caprompt.engine.inference import batch_for
-from caprompt.engine.inputs import Feeder
+from caprompt.engine.inference import choose_batch_size
+from caprompt.engine.inputs import InputPipeline
 from caprompt.utils import files
 
-__all__ = ["COST", "PREDICTIONS", "FinalTest", "begin", "keep"]
+__all__ = ["COST", "PREDICTIONS", "TestPredictions", "reset_peak_memory", "save_artifacts"]
 
 PREDICTIONS, COST = "predictions.npz", "cost.json"
 CYCLES = 3  # one more than the paper's: shows whether the weights go on moving
 
 
 @dataclass(frozen=True)
-class FinalTest:
+class TestPredictions:
     """The arrays of `predictions.npz`."""
 
     classes: tuple[str, ...]
@@ -59,7 +59,7 @@ class FinalTest:
         files.write_bytes(path, content.getvalue())
 
     @classmethod
-    def load(cls, path: Path) -> FinalTest:
+    def load(cls, path: Path) -> TestPredictions:
         """Read the file; a ValueError, KeyError or OSError if it is not one."""
         with np.load(path, allow_pickle=False) as arrays:
             classes, cycles = tuple(arrays["classes"].tolist()), tuple(arrays["cycles"].tolist())
@@ -67,16 +67,16 @@ class FinalTest:
         return cls(classes=classes, cycles=cycles, **others)
 
 
-def keep(folder: Path, model: ContinualClassifier, test: Samples, give_task: bool) -> None:
+def save_artifacts(folder: Path, model: ContinualClassifier, test: Samples, give_task: bool) -> None:
     """Test once more, image by image, and write both files."""
     found, seconds = answered(model, test, give_task)
     found.save(folder / PREDICTIONS)
     files.write_json(folder / COST, cost(model, len(test), seconds))
 
 
-def answered(model: ContinualClassifier, test: Samples, give_task: bool) -> tuple[FinalTest, float]:
+def answered(model: ContinualClassifier, test: Samples, give_task: bool) -> tuple[TestPredictions, float]:
     """What the model says of every image, with its own options and with other numbers of cycles; seconds of the former."""
-    feeder = Feeder(model.backbone, model.device)
+    feeder = InputPipeline(model.backbone, model.device)
     samples, targets = model.labelled(test, feeder, skip_bad=False)
     began = time.perf_counter()
     logits, weights = asked(model, feeder, samples, targets, give_task)
@@ -89,7 +89,7 @@ def answered(model: ContinualClassifier, test: Samples, give_task: bool) -> tupl
         for number in range(1, max(CYCLES, own if isinstance(own, int) else 0) + 1):
             with model.with_options({"cycles": number}):
                 by_cycles[number] = asked(model, feeder, samples, targets) if number != own else (logits, weights)
-    found = FinalTest(
+    found = TestPredictions(
         classes=tuple(model.classes),
         true=np.array(targets, dtype=np.int32),
         answer=answer.numpy().astype(np.int32),
@@ -102,17 +102,19 @@ def answered(model: ContinualClassifier, test: Samples, give_task: bool) -> tupl
 
 
 def asked(
-    model: ContinualClassifier, feeder: Feeder, samples: Samples, targets: Sequence[int], give_task: bool = False
+    model: ContinualClassifier, feeder: InputPipeline, samples: Samples, targets: Sequence[int], give_task: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Logits (N, C) and task weights (N, T) of the images, in their order."""
     method, own_task = model.method, model.method.task_of_class[targets].tolist()
-    logits, weights = torch.empty(len(samples), method.classes), torch.empty(len(samples), len(method.task_sizes))
-    for positions, size in protocols.shown_together(method.options, own_task, batch_for(len(samples), None, model.device)):
+    logits, weights = torch.empty(len(samples), method.num_classes), torch.empty(len(samples), len(method.task_sizes))
+    for positions, size in protocols.group_for_batches(
+        method.options, own_task, choose_batch_size(len(samples), None, model.device)
+    ):
         ask = model.asked.answering(method, size)
         chosen, at = samples.select(positions), 0
         for images, labels in feeder.plain(chosen, [targets[i] for i in positions], method.options, size):
             images = images.to(model.device)
-            answer = method.answer(images, method.task_of_class[labels]) if give_task else ask(images)
+            answer = method.predict(images, method.task_of_class[labels]) if give_task else ask(images)
             here = positions[at : at + len(images)]
             logits[here], weights[here] = answer.logits.float().cpu(), answer.task_weights.float().cpu()
             at += len(images)
@@ -134,7 +136,7 @@ def cost(model: ContinualClassifier, images: int, seconds: float) -> dict[str, A
     }
 
 
-def begin(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Count a GPU's peak memory from here on; that of a process is counted from its start."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

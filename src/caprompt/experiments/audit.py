@@ -19,18 +19,28 @@ from torch import Tensor
 
 from caprompt import checkpoint, metrics
 from caprompt.classifier import ContinualClassifier
-from caprompt.data import Samples, load_dataset, read
+from caprompt.data import Samples, load_dataset, read_source
 from caprompt.data.datasets.registry import DATASETS
-from caprompt.data.duplicates import occurring
+from caprompt.data.duplicates import find_duplicates
 from caprompt.data.sources import Source
-from caprompt.engine.inputs import Feeder
+from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError
 from caprompt.experiments import data_warnings
-from caprompt.experiments.run_folder import Results, read_plan
+from caprompt.experiments.run_folder import RunResult, read_plan
 from caprompt.protocols import HONEST, protocol, single
 from caprompt.utils import files
 
-__all__ = ["AUDIT", "Arrangement", "Audit", "above_joint", "audit", "doubts_about", "images_of", "joint_figures", "keep_with_run"]
+__all__ = [
+    "AUDIT",
+    "Arrangement",
+    "Audit",
+    "audit",
+    "find_data_warnings",
+    "joint_warning",
+    "load_audit_images",
+    "read_joint_summary",
+    "save_with_run",
+]
 
 ROUNDING = 1e-4  # of a probability: a change of label within this is a tie, not a dependence
 BATCH = 64
@@ -73,7 +83,7 @@ def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad
 
     In float32 wherever the model is, so that what is found is the method's doing and not the rounding of half precision.
     """
-    feeder = Feeder(model.backbone, model.device)
+    feeder = InputPipeline(model.backbone, model.device)
     samples, targets = model.labelled(source, feeder, skip_bad)
     task_of_class = model.method.task_of_class.tolist()
     with model.with_options({"precision": "fp32"}):
@@ -82,7 +92,9 @@ def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad
         for name, order, size in arrangements(targets, task_of_class, seed):
             together = probabilities(model, feeder, samples, order, size)
             difference = float((together - alone).abs().max())
-            found.append(Arrangement(name, *accuracies(together, targets, task_of_class), changed(alone, together), difference))
+            found.append(
+                Arrangement(name, *accuracies(together, targets, task_of_class), count_changed(alone, together), difference)
+            )
     return Audit(len(samples), tuple(found), protocol(model.method.options), samples.skipped)
 
 
@@ -96,10 +108,12 @@ def arrangements(targets: Sequence[int], task_of_class: Sequence[int], seed: int
     yield f"shuffled, batches of {BATCH}", np.random.default_rng(seed).permutation(len(targets)).tolist(), BATCH
 
 
-def probabilities(model: ContinualClassifier, feeder: Feeder, samples: Samples, order: Sequence[int], batch_size: int) -> Tensor:
+def probabilities(
+    model: ContinualClassifier, feeder: InputPipeline, samples: Samples, order: Sequence[int], batch_size: int
+) -> Tensor:
     """Class probabilities (N, C) of the images shown in this order, put back into their own."""
     shown = feeder.plain(samples.select(order), [0] * len(samples), model.method.options, batch_size)
-    rows = torch.cat([model.method.answer(images).logits.softmax(dim=1).cpu() for images, _ in shown])
+    rows = torch.cat([model.method.predict(images).logits.softmax(dim=1).cpu() for images, _ in shown])
     own_order = torch.empty_like(rows)
     own_order[torch.tensor(list(order))] = rows
     return own_order
@@ -113,15 +127,15 @@ def accuracies(rows: Tensor, targets: Sequence[int], task_of_class: Sequence[int
     """
     answers = list(zip(rows.argmax(dim=1).tolist(), targets, strict=True))
     by_task = {task: [pair for pair in answers if task_of_class[pair[1]] == task] for task in sorted(set(task_of_class))}
-    each = [metrics.percent_right(*zip(*pairs, strict=True)) for pairs in by_task.values() if pairs]
-    return metrics.percent_right(*zip(*answers, strict=True)), metrics.average_accuracy([each])
+    each = [metrics.percent_correct(*zip(*pairs, strict=True)) for pairs in by_task.values() if pairs]
+    return metrics.percent_correct(*zip(*answers, strict=True)), metrics.average_accuracy([each])
 
 
-def changed(alone: Tensor, together: Tensor) -> int:
+def count_changed(alone: Tensor, together: Tensor) -> int:
     """How many answers differ, ties to rounding apart.
 
     >>> alone = torch.tensor([[0.6, 0.4], [0.50001, 0.49999], [0.3, 0.7]])
-    >>> changed(alone, torch.tensor([[0.4, 0.6], [0.49999, 0.50001], [0.3, 0.7]]))
+    >>> count_changed(alone, torch.tensor([[0.4, 0.6], [0.49999, 0.50001], [0.3, 0.7]]))
     1
     """
     before, after = alone.argmax(dim=1), together.argmax(dim=1)
@@ -129,24 +143,24 @@ def changed(alone: Tensor, together: Tensor) -> int:
     return int(((before != after) & (lead.squeeze(1) > ROUNDING)).sum())
 
 
-def images_of(source: str, train: str | None) -> tuple[Samples, Samples | None]:
+def load_audit_images(source: str, train: str | None) -> tuple[Samples, Samples | None]:
     """The images to test with, and those to look for them among, if they are known."""
     if source in DATASETS:
         data = load_dataset(source)
-        return data.test, read(train) if train else data.train
-    return read(source), read(train) if train else None
+        return data.test, read_source(train) if train else data.train
+    return read_source(source), read_source(train) if train else None
 
 
-def doubts_about(
+def find_data_warnings(
     model: ContinualClassifier, folder: Path, source: str, test: Samples, trained_on: Samples | None
 ) -> list[str | None]:
     """What the images and the backbone's past say about the figures."""
-    dataset = source if source in DATASETS else dataset_of(folder)
-    repeated = len(occurring(test, trained_on)) if trained_on else 0
-    return [data_warnings.repeated_images(repeated, len(test)), data_warnings.labels_seen(model.backbone.name, dataset)]
+    dataset = source if source in DATASETS else find_run_dataset(folder)
+    repeated = len(find_duplicates(test, trained_on)) if trained_on else 0
+    return [data_warnings.duplicate_warning(repeated, len(test)), data_warnings.pretraining_warning(model.backbone.name, dataset)]
 
 
-def dataset_of(folder: Path) -> str:
+def find_run_dataset(folder: Path) -> str:
     """The data set that a run, whose model this is, was on; "" for a model that stands for itself."""
     try:
         return str(json.loads((folder.resolve().parent / "run.json").read_text(encoding="utf-8"))["config"]["dataset"])
@@ -154,7 +168,7 @@ def dataset_of(folder: Path) -> str:
         return ""
 
 
-def keep_with_run(model: Path, document: dict[str, Any]) -> None:
+def save_with_run(model: Path, document: dict[str, Any]) -> None:
     """Write the audit of a run's model into the run's folder, with the hash of what was audited: a report shows it."""
     home = model.resolve().parent
     if (home / "run.json").is_file():
@@ -162,11 +176,11 @@ def keep_with_run(model: Path, document: dict[str, Any]) -> None:
         files.write_json(home / AUDIT, {**document, "state": state})
 
 
-def joint_figures(place: Path, model: ContinualClassifier) -> dict[str, float]:
+def read_joint_summary(place: Path, model: ContinualClassifier) -> dict[str, float]:
     """What a joint run reached; one of another method, backbone, protocol or other classes is refused."""
     folder = place.parent if place.is_file() else place
     try:
-        plan, results = read_plan(folder), Results.load(folder)
+        plan, results = read_plan(folder), RunResult.load(folder)
         theirs = plan["config"]["method"], plan["backbone"]["sha256"], sorted(name for task in results.tasks for name in task)
     except (KeyError, TypeError) as error:
         raise InputError(f"'{place}' does not hold a run that can be compared with") from error
@@ -180,7 +194,7 @@ def joint_figures(place: Path, model: ContinualClassifier) -> dict[str, float]:
     return results.summary()
 
 
-def above_joint(found: Audit, joint: dict[str, float], place: str) -> str | None:
+def joint_warning(found: Audit, joint: dict[str, float], place: str) -> str | None:
     """What to say where a model does better, in whatever arrangement, than the same method with all classes at once."""
     best = max(found.arrangements, key=lambda each: each.average_accuracy)
     pooled = max(each.accuracy for each in found.arrangements)

@@ -11,12 +11,12 @@ from caprompt import methods
 from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import OptionError, did_you_mean
-from caprompt.experiments.presets import preset
-from caprompt.methods import find
+from caprompt.experiments.presets import load_preset
+from caprompt.methods import get_method
 from caprompt.methods.components.batch_leak import ReleasedOptions
-from caprompt.methods.options import check
+from caprompt.methods.options import validate_options
 
-__all__ = ["RunConfig", "divided", "recommended", "resolved", "run_config"]
+__all__ = ["RunConfig", "build_run_config", "recommended_options", "resolve_config", "split_settings"]
 
 
 class RunConfig(BaseModel):
@@ -51,9 +51,9 @@ class RunConfig(BaseModel):
         return value
 
 
-def recommended(options: Mapping[str, Any], method: str) -> dict[str, Any]:
+def recommended_options(options: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Those of a data set's recommended options that this method has."""
-    known = find(method).options_class.model_fields
+    known = get_method(method).options_class.model_fields
     return {name: value for name, value in options.items() if name in known}
 
 
@@ -61,22 +61,22 @@ def preset_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a preset says where these settings are given."""
     usual = RunConfig()
     method, dataset, backbone = (str(given.get(key, getattr(usual, key))) for key in ("method", "dataset", "backbone"))
-    return preset(name, method, dataset, backbone, given)
+    return load_preset(name, method, dataset, backbone, given)
 
 
-def run_config(given: Mapping[str, Any]) -> RunConfig:
+def build_run_config(given: Mapping[str, Any]) -> RunConfig:
     """The configuration of a run from flat settings: a run's own, and options of its method."""
     method = str(given.get("method", RunConfig.model_fields["method"].default))
-    given = checked_protocol(given, method)
+    given = check_protocol(given, method)
     own = [name for name in RunConfig.model_fields if name != "options"]
-    chosen, options = divided(given, own, list(methods.find(method).options_class.model_fields), owner=method)
-    check(methods.find(method).options_class, options, owner=method)
-    return check(RunConfig, {**chosen, "options": options}, owner="run")
+    chosen, options = split_settings(given, own, list(methods.get_method(method).options_class.model_fields), owner=method)
+    validate_options(methods.get_method(method).options_class, options, owner=method)
+    return validate_options(RunConfig, {**chosen, "options": options}, owner="run")
 
 
-def checked_protocol(given: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+def check_protocol(given: Mapping[str, Any], method: str) -> Mapping[str, Any]:
     """Settings whose protocol the method has; one without a leaking program is honest in any case."""
-    leaking = [name for name, each in methods.registered().items() if issubclass(each.options_class, ReleasedOptions)]
+    leaking = [name for name, each in methods.list_methods().items() if issubclass(each.options_class, ReleasedOptions)]
     if method in leaking or "protocol" not in given:
         return given
     if given["protocol"] != "honest":
@@ -84,12 +84,12 @@ def checked_protocol(given: Mapping[str, Any], method: str) -> Mapping[str, Any]
     return {name: value for name, value in given.items() if name != "protocol"}
 
 
-def divided(
+def split_settings(
     settings: Mapping[str, Any], own: Sequence[str], options: Sequence[str], owner: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide flat settings into a command's own and the method's options; a name that is neither gets a hint.
 
-    >>> divided({"seed": 1, "epochs": 2}, ["seed"], ["epochs"], "caprompt")
+    >>> split_settings({"seed": 1, "epochs": 2}, ["seed"], ["epochs"], "caprompt")
     ({'seed': 1}, {'epochs': 2})
     """
     known = sorted({*own, *options})
@@ -99,11 +99,11 @@ def divided(
     return ({k: v for k, v in settings.items() if k in own}, {k: v for k, v in settings.items() if k not in own})
 
 
-def resolved(config: RunConfig) -> RunConfig:
+def resolve_config(config: RunConfig) -> RunConfig:
     """The same run with nothing left to defaults: every option of the method, and the number of tasks."""
     data = DATASETS.get(config.dataset)
-    options_class = find(config.method).options_class
-    given = {**recommended(data.options if data else {}, config.method), **config.options}
-    options = check(options_class, given, owner=config.method).model_dump(mode="json")
+    options_class = get_method(config.method).options_class
+    given = {**recommended_options(data.options if data else {}, config.method), **config.options}
+    options = validate_options(options_class, given, owner=config.method).model_dump(mode="json")
     tasks = config.tasks if config.tasks is not None or data is None else data.tasks
     return config.model_copy(update={"options": options, "tasks": tasks})

@@ -6,27 +6,27 @@ those too. CIFAR-100 and CUB-200 share some classes with ImageNet by name, but w
 
 from __future__ import annotations
 
-__all__ = ["labels_seen", "labels_taught", "repeated_images"]
+__all__ = ["duplicate_warning", "pretraining_labels", "pretraining_warning"]
 
 IMAGENET_CLASSES = {"imagenet-r": "ImageNet-R", "tiny-imagenet": "Tiny-ImageNet"}
 EMBEDDED = "tin200_distilled"  # see MODEL_CARD.md
 
 
-def repeated_images(repeated: int, images: int) -> str | None:
+def duplicate_warning(repeated: int, images: int) -> str | None:
     """What to say where test images are among the training images.
 
-    >>> repeated_images(10, 10_000)
+    >>> duplicate_warning(10, 10_000)
     '10 of the 10,000 test images are among the training images too'
     """
     return f"{repeated:,} of the {images:,} test images are among the training images too" if repeated else None
 
 
-def labels_taught(backbone: str) -> str | None:
+def pretraining_labels(backbone: str) -> str | None:
     """Whose labels a backbone was trained with, by its name; None for self-supervised ones, captions, and where nobody knows.
 
-    >>> labels_taught("vit_base_patch16_224.augreg_in21k_ft_in1k"), labels_taught("deit_tiny_patch16_224")
+    >>> pretraining_labels("vit_base_patch16_224.augreg_in21k_ft_in1k"), pretraining_labels("deit_tiny_patch16_224")
     ('ImageNet-21k and ImageNet-1k', 'ImageNet-1k')
-    >>> labels_taught("vit_base_patch16_224.dino"), labels_taught("vit_base_patch16_clip_224.openai")
+    >>> pretraining_labels("vit_base_patch16_224.dino"), pretraining_labels("vit_base_patch16_clip_224.openai")
     (None, None)
     """
     tag = backbone.partition(".")[2]
@@ -39,9 +39,9 @@ def labels_taught(backbone: str) -> str | None:
     return " and ".join(taught) or None
 
 
-def labels_seen(backbone: str, dataset: str) -> str | None:
+def pretraining_warning(backbone: str, dataset: str) -> str | None:
     """What to say where a backbone was taught the classes of a data set before the first task."""
-    title, taught = IMAGENET_CLASSES.get(dataset), labels_taught(backbone)
+    title, taught = IMAGENET_CLASSES.get(dataset), pretraining_labels(backbone)
     if title is None or taught is None:
         return None
     return f"the backbone '{backbone}' was trained with the labels of {taught}, and {title}'s classes are among them: none is new"

@@ -31,16 +31,16 @@ from typing import Any, Protocol
 
 import torch
 
-from caprompt.callbacks.events import Event, Listener, silent
+from caprompt.callbacks.events import Callback, Event, ignore_event
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.errors import ModelFolderError, OptionError
 from caprompt.experiments.config import RunConfig
-from caprompt.experiments.execution import exam_images, run_experiment
-from caprompt.experiments.run_folder import Results
+from caprompt.experiments.execution import load_test_images, run_experiment
+from caprompt.experiments.run_folder import RunResult
 from caprompt.utils.files import sha256_of, write_json
 
-__all__ = ["Cell", "Measure", "Unwatched", "Watcher", "failure", "is_done", "measured", "run_cell", "run_grid"]
+__all__ = ["Cell", "GridProgress", "Measure", "NullGridProgress", "is_done", "read_failure", "read_measure", "run_cell", "run_grid"]
 
 
 class Measure(Protocol):
@@ -72,7 +72,7 @@ class Cell:
         return f"{Path(self.config.dataset).stem}-{self.config.method}-seed{self.config.seed}-{key}"
 
 
-class Watcher(Protocol):
+class GridProgress(Protocol):
     """Whoever is shown how a grid goes on."""
 
     def began(self, cell: Cell) -> None:
@@ -85,7 +85,7 @@ class Watcher(Protocol):
         """A cell is finished, or has failed for a reason."""
 
 
-class Unwatched:
+class NullGridProgress:
     """The watcher that looks away."""
 
     def began(self, cell: Cell) -> None:
@@ -105,10 +105,10 @@ def is_done(folder: Path, measures: Sequence[Measure]) -> bool:
 
 def has_run(folder: Path) -> bool:
     """Is there a finished run?"""
-    return (folder / "run.json").is_file() and Results.load(folder).finished
+    return (folder / "run.json").is_file() and RunResult.load(folder).finished
 
 
-def measured(folder: Path, measure: Measure) -> dict[str, Any]:
+def read_measure(folder: Path, measure: Measure) -> dict[str, Any]:
     """What a measure found in a finished cell."""
     path = _place(folder, measure)
     try:
@@ -118,18 +118,18 @@ def measured(folder: Path, measure: Measure) -> dict[str, Any]:
     return found
 
 
-def failure(folder: Path) -> str | None:
+def read_failure(folder: Path) -> str | None:
     """Why a cell could not be run, if it was tried and failed."""
     with suppress(OSError, ValueError, KeyError):
         return str(json.loads(_failure_place(folder).read_text(encoding="utf-8"))["reason"])
     return None
 
 
-def run_grid(cells: Sequence[Cell], home: Path, *, jobs: int = 1, device: str = "auto", watch: Watcher | None = None) -> None:
+def run_grid(cells: Sequence[Cell], home: Path, *, jobs: int = 1, device: str = "auto", watch: GridProgress | None = None) -> None:
     """Run every cell that is not done: one after another, or with `jobs` above 1 as many at once, a process each."""
     if jobs < 1:
         raise OptionError(f"option 'jobs' must be at least 1, not {jobs}")
-    watch = watch or Unwatched()
+    watch = watch or NullGridProgress()
     left = [cell for cell in cells if not is_done(home / cell.name, cell.measures)]
     if jobs > 1:
         _side_by_side(left, home, device, jobs, watch)
@@ -137,10 +137,10 @@ def run_grid(cells: Sequence[Cell], home: Path, *, jobs: int = 1, device: str = 
     for cell in left:
         watch.began(cell)
         run_cell(cell, home, device, partial(watch.heard, cell))
-        watch.ended(cell, failure(home / cell.name))
+        watch.ended(cell, read_failure(home / cell.name))
 
 
-def run_cell(cell: Cell, home: Path, device: str = "auto", listen: Listener = silent) -> None:
+def run_cell(cell: Cell, home: Path, device: str = "auto", listen: Callback = ignore_event) -> None:
     """Run one cell to its end, or go on with it. What goes wrong is written down."""
     folder = home / cell.name
     try:
@@ -148,7 +148,7 @@ def run_cell(cell: Cell, home: Path, device: str = "auto", listen: Listener = si
             run_experiment(cell.config, folder, resume=True, device=device, listen=listen)
         missing = [measure for measure in cell.measures if not _place(folder, measure).is_file()]
         if missing:
-            model, images = ContinualClassifier.load(folder / "model", device=device), exam_images(cell.config)
+            model, images = ContinualClassifier.load(folder / "model", device=device), load_test_images(cell.config)
             for measure in missing:
                 write_json(_place(folder, measure), measure(model, images))
     except Exception as error:  # whatever it is, the other cells can still be run
@@ -174,7 +174,7 @@ def _write_failure(cell: Cell, home: Path, reason: str) -> None:
 # -- several at once -----------------------------------------------------------------------------------------------------------
 
 
-def _side_by_side(cells: Sequence[Cell], home: Path, device: str, jobs: int, watch: Watcher) -> None:
+def _side_by_side(cells: Sequence[Cell], home: Path, device: str, jobs: int, watch: GridProgress) -> None:
     """A process for each cell, `jobs` at a time. What comes out is read from the disk, so a process may even crash."""
     spawn, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     waiting, running = deque(cells), dict[Any, tuple[Cell, BaseProcess]]()
@@ -192,7 +192,7 @@ def _side_by_side(cells: Sequence[Cell], home: Path, device: str, jobs: int, wat
                 process.join()
                 if process.exitcode:
                     _write_failure(cell, home, f"its process ended with status {process.exitcode}")
-                watch.ended(cell, failure(home / cell.name))
+                watch.ended(cell, read_failure(home / cell.name))
     finally:
         for _, process in running.values():  # only after Ctrl-C; a run can be ended at any moment
             process.terminate()

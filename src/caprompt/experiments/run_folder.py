@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from caprompt import __version__, checkpoint, metrics, protocols
-from caprompt.checkpoint.model import IN_PROGRESS, call_was_stopped
+from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.experiments.config import RunConfig
 from caprompt.utils import files
@@ -22,15 +22,15 @@ from caprompt.utils import files
 __all__ = [
     "FORMAT",
     "PLANNED",
-    "Results",
+    "RunResult",
     "TaskResult",
     "check_same_plan",
+    "choose_run_folder",
     "environment",
     "finished_epochs",
-    "is_vacant",
+    "is_empty_folder",
     "read_plan",
-    "run_folder",
-    "title",
+    "run_title",
 ]
 
 FORMAT = 1  # of a run folder
@@ -43,7 +43,7 @@ RUNS = Path("runs")
 def finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
     """The epochs behind what lies in a model folder, those of a call that was stopped among them."""
     for place in (model_folder / IN_PROGRESS, model_folder):
-        if checkpoint.exists(place) and (place == model_folder or call_was_stopped(model_folder)):
+        if checkpoint.exists(place) and (place == model_folder or has_stopped_call(model_folder)):
             return list(checkpoint.read(place).metrics)
     return []
 
@@ -60,7 +60,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True)
-class Results:
+class RunResult:
     """A run's accuracy matrix, row by row, and what follows from it."""
 
     folder: Path
@@ -103,7 +103,7 @@ class Results:
         files.write_json(self.folder / "results.json", {**document, "summary": self.summary()})
 
     @classmethod
-    def load(cls, folder: Path) -> Results:
+    def load(cls, folder: Path) -> RunResult:
         """Read what a run has found so far."""
         plan = read_plan(folder)
         path = folder / "results.json"
@@ -117,7 +117,7 @@ class Results:
         return cls(folder, plan["tasks"], results, plan["protocol"], plan["config"].get("joint", False))
 
 
-def is_vacant(folder: Path) -> bool:
+def is_empty_folder(folder: Path) -> bool:
     """Is this a folder with nothing in it but what a kill may have left of a first write?"""
     return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
 
@@ -162,7 +162,7 @@ def check_same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
             raise InputError(f"the run in '{folder}' was started with other settings ({part} differs); resume it with the same")
 
 
-def run_folder(config: RunConfig, given: Path | None, resume: bool, several: bool) -> Path:
+def choose_run_folder(config: RunConfig, given: Path | None, resume: bool, several: bool) -> Path:
     """Where a run is kept: the given folder, or one named after the run, numbered where that is taken.
 
     With `resume`, the unfinished run like this; among several seeds also a finished one (there is nothing left to do)
@@ -171,14 +171,14 @@ def run_folder(config: RunConfig, given: Path | None, resume: bool, several: boo
     if given is not None:
         return given / f"seed{config.seed}" if several else given
     earlier: list[Path] = []
-    for place in places(config):
+    for place in candidate_folders(config):
         if not place.exists():
             break
-        if same_run(place, config):
+        if is_same_run(place, config):
             earlier.append(place)
     if not resume:
         return place
-    unfinished = [folder for folder in earlier if not Results.load(folder).finished]
+    unfinished = [folder for folder in earlier if not RunResult.load(folder).finished]
     if unfinished:
         return unfinished[-1]
     if not several:
@@ -186,22 +186,22 @@ def run_folder(config: RunConfig, given: Path | None, resume: bool, several: boo
     return earlier[-1] if earlier else place
 
 
-def places(config: RunConfig) -> Iterator[Path]:
+def candidate_folders(config: RunConfig) -> Iterator[Path]:
     """The names that runs like this get, one after another."""
     backbone = Path(config.backbone).name.removesuffix(".safetensors")
-    name = f"{Path(config.dataset).stem}-{title(config)}-{backbone}-seed{config.seed}"
+    name = f"{Path(config.dataset).stem}-{run_title(config)}-{backbone}-seed{config.seed}"
     yield RUNS / name
     for number in count(2):
         yield RUNS / f"{name}-{number}"
 
 
-def title(config: RunConfig) -> str:
+def run_title(config: RunConfig) -> str:
     """The method of a run, whether it leaks, and whether it is the joint upper bound."""
     marks = {"released": config.options.get("protocol") == "released", "joint": config.joint}
     return "-".join([config.method, *(mark for mark, holds in marks.items() if holds)])
 
 
-def same_run(folder: Path, config: RunConfig) -> bool:
+def is_same_run(folder: Path, config: RunConfig) -> bool:
     """Was the run in this folder started with this configuration?"""
     try:
         before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caprompt.methods.base import Answer, Method
-from caprompt.methods.registry import build, find, registered
+from caprompt.methods.base import Method, MethodOutput
+from caprompt.methods.registry import build_method, get_method, list_methods
 
-__all__ = ["Answer", "Method", "build", "find", "registered"]
+__all__ = ["Method", "MethodOutput", "build_method", "get_method", "list_methods"]

@@ -4,7 +4,7 @@
     method.prepare(batches, generator=g)            # a look at the images before training on them; most need none
     losses = method.loss(images, labels)            # parts by name; the loop minimises their sum
     method.consolidate(batches, generator=g)        # after the loop: what the images tell about their classes
-    answer = method.answer(images)                  # logits of every class so far, one image at a time in meaning
+    answer = method.predict(images)                  # logits of every class so far, one image at a time in meaning
 
 A method never declares how many tasks or classes will come. Classes are integers here, numbered as they arrive, so the classes
 of a task stand side by side; names are the learner's business.
@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.components.heads import GrowingHead, Head
+from caprompt.methods.components.heads import Head, LinearHead
 from caprompt.methods.options import Options
 
-__all__ = ["Answer", "Batches", "Method"]
+__all__ = ["Batches", "Method", "MethodOutput"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
 
 
 @dataclass(frozen=True)
-class Answer:
+class MethodOutput:
     """What a method says of B images, given C classes in T tasks."""
 
     logits: Tensor  # (B, C)
@@ -45,9 +45,9 @@ class Method(nn.Module, ABC):
     summary: ClassVar[str]
     options_class: ClassVar[type[Options]] = Options
     #: Do images of classes learned earlier go through the training loop too, or only to `consolidate`?
-    trains_on_known: ClassVar[bool] = False
+    trains_on_known_classes: ClassVar[bool] = False
     #: Is every step of a task the same kernels on the same tensors, so that a GPU may record one and replay it?
-    replayable: ClassVar[bool] = True
+    can_capture_step: ClassVar[bool] = True
 
     options: Options
     head: Head
@@ -56,7 +56,7 @@ class Method(nn.Module, ABC):
         super().__init__()
         self.vit = vit
         self.options = options
-        self.head = GrowingHead(vit.config.width) if head is None else head
+        self.head = LinearHead(vit.config.width) if head is None else head
         self.task_sizes: list[int] = []
         self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
 
@@ -78,19 +78,19 @@ class Method(nn.Module, ABC):
         return self.vit.cls_token.device
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """How many classes have been seen."""
         return sum(self.task_sizes)
 
     @property
-    def known(self) -> int:
+    def num_known_classes(self) -> int:
         """How many of the classes came with earlier tasks."""
-        return self.classes - self.task_sizes[-1]
+        return self.num_classes - self.task_sizes[-1]
 
     @property
-    def answers_alike(self) -> bool:
+    def can_capture_predict(self) -> bool:
         """Does `answer` do the same work for every batch, so that a GPU may record and replay it?"""
-        return self.replayable
+        return self.can_capture_step
 
     def announce(self, names: Sequence[str]) -> None:
         """Called before `begin_task` with the names of all classes, the new ones last; for methods that have read about them."""
@@ -118,23 +118,25 @@ class Method(nn.Module, ABC):
         return
 
     @abstractmethod
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+    def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Logits of all classes seen. `true_tasks` (B,) is for experiments that give the task away."""
 
     def masked_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy among the classes of the current task; `logits` (B, C) are of all classes."""
-        return nn.functional.cross_entropy(logits[:, self.known :], labels - self.known)
+        return nn.functional.cross_entropy(logits[:, self.num_known_classes :], labels - self.num_known_classes)
 
     def own_task_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy of each image among the classes of its own task, for methods that train on images of any task."""
         foreign = self.task_of_class != self.task_of_class[labels].unsqueeze(1)  # (B, C)
         return nn.functional.cross_entropy(logits.masked_fill(foreign, float("-inf")), labels)
 
-    def answered(self, logits: Tensor, passes: int) -> Answer:
+    def output_from_logits(self, logits: Tensor, passes: int) -> MethodOutput:
         """The answer of a method that mixes nothing by task: its task weights are those that the class probabilities imply."""
-        return Answer(logits, self.task_sums(logits.softmax(dim=1)), torch.full_like(logits[:, 0], passes, dtype=torch.long))
+        return MethodOutput(
+            logits, self.sum_by_task(logits.softmax(dim=1)), torch.full_like(logits[:, 0], passes, dtype=torch.long)
+        )
 
-    def task_sums(self, probabilities: Tensor) -> Tensor:
+    def sum_by_task(self, probabilities: Tensor) -> Tensor:
         """Class probabilities summed per task: (B, C) -> (B, T)."""
         member = nn.functional.one_hot(self.task_of_class, len(self.task_sizes)).to(probabilities)  # (C, T)
         return probabilities @ member

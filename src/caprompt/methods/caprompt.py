@@ -27,11 +27,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods.base import Answer, Batches, Method
+from caprompt.methods.base import Batches, Method, MethodOutput
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
-from caprompt.methods.components.batch_leak import ReleasedOptions, misread
-from caprompt.methods.components.heads import GrowingHead
+from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
+from caprompt.methods.components.heads import LinearHead
 from caprompt.methods.components.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.components.statistics import Statistics
@@ -82,7 +82,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
 
     @field_validator("classifier")
     @classmethod
-    def is_the_program_s(cls, value: str, info: ValidationInfo) -> str:
+    def check_released_classifier(cls, value: str, info: ValidationInfo) -> str:
         """The released program is repeated whole: it has no regression."""
         if value == "ridge" and info.data.get("protocol") == "released":
             raise ValueError("protocol 'released' is the authors' program; it has classifier 'aligned' (see preset 'paper')")
@@ -117,7 +117,7 @@ class CAPrompt(Method):
     summary = "task prompts mixed per image, weights refined in cycles (AAAI 2025)"
     options_class = CAPromptOptions
     options: CAPromptOptions
-    head: GrowingHead
+    head: LinearHead
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options)
@@ -126,7 +126,7 @@ class CAPrompt(Method):
         self.prompt = nn.Parameter(start)  # the newest task's, (L, 2, n, D)
         self.register_buffer("earlier", start.new_empty(0, *start.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
-        self.statistics = alignment.build(options, width) if aligned else Statistics(width)
+        self.statistics = alignment.build_statistics(options, width) if aligned else Statistics(width)
         self.ridge = None if aligned else RandomRidge(width, options.projections)
 
     earlier: Tensor  # the earlier tasks' prompts, frozen for good: (T - 1, L, 2, n, D)
@@ -155,7 +155,7 @@ class CAPrompt(Method):
     def features_under(self, stem: Stem, *prompts: Tensor) -> Tensor:
         """f(x, phi) with each image's own prompt, (L, 2, B, n, D) -> (B, D); k prompts an image go as one batch, (k B, D)."""
         if self.options.protocol == "released":
-            prompts = tuple(misread(rows) for rows in prompts)
+            prompts = tuple(mix_batch(rows) for rows in prompts)
         rows = torch.cat(prompts, dim=2) if len(prompts) > 1 else prompts[0]
         features: Tensor = self.vit(stem.repeated(len(prompts)), self.prefix(rows))
         return features
@@ -210,7 +210,7 @@ class CAPrompt(Method):
 
     def next_weights(self, logits: Tensor) -> Tensor:
         """Eq. 9: task probabilities from class logits, (B, C) -> (B, T)."""
-        return self.task_sums(logits.softmax(dim=1))
+        return self.sum_by_task(logits.softmax(dim=1))
 
     # -- training ----------------------------------------------------------------------------------------------------------
 
@@ -252,9 +252,9 @@ class CAPrompt(Method):
         """
         logits = F.linear(features, self.head.weight.detach(), self.head.bias.detach())
         if self.ridge is None:
-            logits = torch.cat([logits[:, : self.known].detach(), logits[:, self.known :]], dim=1)
+            logits = torch.cat([logits[:, : self.num_known_classes].detach(), logits[:, self.num_known_classes :]], dim=1)
         else:
-            logits, labels = logits[:, self.known :], labels - self.known
+            logits, labels = logits[:, self.num_known_classes :], labels - self.num_known_classes
         return logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)
 
     # -- after a task ------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class CAPrompt(Method):
         if self.ridge is None:
             self.statistics.observe_all((self.own_features(images, labels), labels) for images, labels in batches)
             if seen.any():
-                alignment.align(self.head, self.statistics, self.options, int(seen.sum()), generator)
+                alignment.align_head(self.head, self.statistics, self.options, int(seen.sum()), generator)
             return
         # `prepare` has shown the first pass over new classes, but for the first task, whose prompt was not there yet.
         untaught = seen if len(self.task_sizes) > 1 else torch.ones_like(seen)
@@ -300,27 +300,27 @@ class CAPrompt(Method):
     # -- prediction --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def answer(self, images: Tensor, true_tasks: Tensor | None = None) -> Answer:
+    def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Algorithm 1, inference. With `true_tasks`, each image is seen once, under its own task's prompt."""
         stem = self.vit.stem(images)
         if true_tasks is not None:
             weights = F.one_hot(true_tasks, len(self.task_sizes)).to(self.prompt.dtype)
-            return Answer(self.logits_under(stem, weights), weights, torch.ones_like(true_tasks))
+            return MethodOutput(self.logits_under(stem, weights), weights, torch.ones_like(true_tasks))
         if self.options.cycles == "auto":
-            return self.answer_until_settled(stem)
+            return self.predict_until_converged(stem)
         logits = self.first_logits(stem)
         weights = self.first_weights(logits)
         for _ in range(self.options.cycles - 1):
             weights = self.chosen(self.next_weights(logits))
             logits = self.logits_under(stem, weights)
-        return Answer(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
+        return MethodOutput(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
 
     @property
-    def answers_alike(self) -> bool:
+    def can_capture_predict(self) -> bool:
         """Not where each image takes as many passes as it needs, nor where its answer depends on its batch."""
         return self.options.cycles != "auto" and self.options.protocol == "honest"
 
-    def answer_until_settled(self, stem: Stem) -> Answer:
+    def predict_until_converged(self, stem: Stem) -> MethodOutput:
         """As many cycles as each image needs: those that have settled leave the batch, so the rest gets cheaper."""
         logits = self.first_logits(stem)
         weights = self.first_weights(logits)
@@ -338,7 +338,7 @@ class CAPrompt(Method):
             weights[active] = proposed
             logits[active] = self.logits_under(stem.only(active), proposed)
             passes[active] += 1
-        return Answer(logits, weights, passes)
+        return MethodOutput(logits, weights, passes)
 
     def settled(self, logits: Tensor, said: Tensor, change: Tensor) -> Tensor:
         """Whom another pass would tell nothing: (n, C) logits, (n,) answers before, (n, T) change of weights -> (n,).

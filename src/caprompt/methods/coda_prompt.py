@@ -25,7 +25,7 @@ from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_ro
 from caprompt.methods.components.prefix import Prefix
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OwnTask
+from caprompt.methods.templates import OwnTaskMethod
 
 __all__ = ["CODAPrompt", "CODAPromptOptions", "attended_cosine", "orthogonality"]
 
@@ -42,7 +42,7 @@ class CODAPromptOptions(Options):
 
 
 @register("coda-prompt")
-class CODAPrompt(OwnTask):
+class CODAPrompt(OwnTaskMethod):
     """Prompts composed of components, weighted by attended cosines."""
 
     summary = "prompts composed of components by attention, some added per task (CVPR 2023)"

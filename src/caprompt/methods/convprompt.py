@@ -37,10 +37,10 @@ from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.errors import DataError
 from caprompt.methods.base import Batches
 from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
-from caprompt.methods.components.heads import cosines, linear_start
+from caprompt.methods.components.heads import cosines, linear_init
 from caprompt.methods.components.prefix import Layers, PrefixOptions, prompted_layers, random_rows
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OwnTask
+from caprompt.methods.templates import OwnTaskMethod
 
 __all__ = [
     "Attribute",
@@ -119,7 +119,7 @@ class FilterBank(nn.Module):
         """Freeze what there is and add so many filters; their keys start orthogonal to all others, as far as there is room."""
         inputs = self.weight.newest.shape[-1] ** 2
         for rows in (self.weight, self.bias):
-            rows.append(linear_start((count, *rows.newest.shape[1:]), inputs, generator))
+            rows.append(linear_init((count, *rows.newest.shape[1:]), inputs, generator))
         self.keys.append(orthonormal_rows(count, self.keys(), generator))
 
     def forward(self, embedding: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class ConvolvedPrefix(Adaptation):
 
 
 @register("convprompt")
-class ConvPrompt(OwnTask):
+class ConvPrompt(OwnTaskMethod):
     """Prompts made by convolving shared embeddings with the filters of all tasks."""
 
     summary = "prompts made from shared embeddings by the tasks' filters, in a single pass (CVPR 2024)"
@@ -203,7 +203,7 @@ class ConvPrompt(OwnTask):
 
     def announce(self, names: Sequence[str]) -> None:
         """With descriptions, settle the next task's filters: ceil((1 - similarity) x filters), at least one."""
-        path, old = self.options.descriptions, self.classes
+        path, old = self.options.descriptions, self.num_classes
         if path:
             described = read_descriptions(path)
             before, new = (attributes_of(part, described, path) for part in (names[:old], names[old:]))
@@ -220,7 +220,7 @@ class ConvPrompt(OwnTask):
             self.embedding.data.copy_(random_rows(self.embedding.shape, self.options, generator))
             for linear in (layer for layer in self.match if isinstance(layer, nn.Linear)):
                 for parameter in linear.parameters():
-                    parameter.data.copy_(linear_start(parameter.shape, linear.in_features, generator))
+                    parameter.data.copy_(linear_init(parameter.shape, linear.in_features, generator))
 
     def restore(self, task_sizes: Iterable[int], state: Mapping[str, Tensor]) -> None:
         """How many filters each task brought is part of what was saved."""

@@ -24,13 +24,13 @@ from pydantic import Field
 from torch import Tensor
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods.components.device_random import Chance
+from caprompt.methods.components.device_random import DeviceRandom
 from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
-from caprompt.methods.components.heads import GrowingHead, cosines, linear_start
+from caprompt.methods.components.heads import LinearHead, cosines, linear_init
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OneTaskMethod
+from caprompt.methods.templates import SelectedPromptMethod
 
 __all__ = ["CPrompt", "CPromptOptions", "smoothing_loss"]
 
@@ -46,14 +46,14 @@ class CPromptOptions(Options):
 
 
 @register("cprompt")
-class CPrompt(OneTaskMethod):
+class CPrompt(SelectedPromptMethod):
     """Task prompts found by class keys, with heads that are trained for the wrong prompt too."""
 
     summary = "task prompts found by class keys, trained to be consistent with prediction (CVPR 2024)"
     options_class = CPromptOptions
     options: CPromptOptions
-    head: GrowingHead
-    trains_on_known = True
+    head: LinearHead
+    trains_on_known_classes = True
 
     def __init__(self, vit: ViT, options: CPromptOptions) -> None:
         super().__init__(vit, options)
@@ -61,15 +61,15 @@ class CPrompt(OneTaskMethod):
         self.layers = sorted({0, min(options.second_layer, vit.config.depth - 1)})
         self.prompts = GrowingRows(len(self.layers), options.length, width)  # (T, L, n, D)
         self.keys = GrowingRows(width)  # (C, D)
-        self.auxiliary = GrowingHead(width)  # the newest task's
-        self.chance = Chance()
+        self.auxiliary = LinearHead(width)  # the newest task's
+        self.chance = DeviceRandom()
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
         """New prompts, starting from the previous ones, orthogonal keys for the new classes, a fresh auxiliary head."""
         super().begin_task(classes, generator)
-        self.prompts.go_on(linear_start((1, *self.prompts.newest.shape[1:]), self.vit.config.width, generator))
+        self.prompts.go_on(linear_init((1, *self.prompts.newest.shape[1:]), self.vit.config.width, generator))
         self.keys.append(orthonormal_rows(classes, self.keys(), generator))
-        self.auxiliary = GrowingHead(self.vit.config.width).to(self.head.weight)
+        self.auxiliary = LinearHead(self.vit.config.width).to(self.head.weight)
         self.auxiliary.grow(classes, generator)
         self.chance.seed(generator)
 
@@ -77,7 +77,7 @@ class CPrompt(OneTaskMethod):
         """How near each image's query is to every class's key: (B, C)."""
         return cosines(self.vit.class_token(stem).to(self.keys.earlier), self.keys())
 
-    def chosen_task(self, stem: Stem) -> Tensor:
+    def select_task(self, stem: Stem) -> Tensor:
         return self.task_of_class[self.cosines(stem).argmax(dim=1)]
 
     def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
@@ -90,15 +90,17 @@ class CPrompt(OneTaskMethod):
         drawn = self.chance.below(tasks, batch)
         features = self.features_under(stem.repeated(2), torch.cat([torch.full_like(drawn, tasks - 1), drawn]))  # (2 B, D)
         under_newest, under_drawn = features.chunk(2)
-        new = (labels >= self.known).to(features)  # (B,); known classes have no part in what concerns the newest prompt alone
-        local = (labels - self.known).clamp_min(0)
+        new = (labels >= self.num_known_classes).to(
+            features
+        )  # (B,); known classes have no part in what concerns the newest prompt alone
+        local = (labels - self.num_known_classes).clamp_min(0)
         auxiliary = F.cross_entropy(self.auxiliary(under_newest), local, reduction="none")
         parts = {
             "aux": (new * auxiliary).mean(),
             "key": F.cross_entropy(self.cosines(stem), labels),
             "ce": self.own_task_cross_entropy(self.head(under_drawn), labels),
         }
-        if self.known and self.options.smooth:
+        if self.num_known_classes and self.options.smooth:
             parts["smooth"] = self.options.smooth * (new * self.smoothing(under_newest)).mean()
         return parts
 

@@ -24,7 +24,7 @@ from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.heads import cosines
 from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_rows
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OneTaskMethod
+from caprompt.methods.templates import SelectedPromptMethod
 
 __all__ = ["DualPrompt", "DualPromptOptions"]
 
@@ -43,13 +43,13 @@ class DualPromptOptions(PrefixOptions):
 
 
 @register("dualprompt")
-class DualPrompt(OneTaskMethod):
+class DualPrompt(SelectedPromptMethod):
     """A general prompt for all tasks, and a prompt for each, found by its key."""
 
     summary = "a general prompt and one per task, chosen per image by its key (ECCV 2022)"
     options_class = DualPromptOptions
     options: DualPromptOptions
-    trains_on_known = True
+    trains_on_known_classes = True
 
     def __init__(self, vit: ViT, options: DualPromptOptions) -> None:
         super().__init__(vit, options)
@@ -72,7 +72,7 @@ class DualPrompt(OneTaskMethod):
         """How near each image's query is to every task's key: (B, T)."""
         return cosines(self.vit(stem), self.keys())
 
-    def chosen_task(self, stem: Stem) -> Tensor:
+    def select_task(self, stem: Stem) -> Tensor:
         return self.cosines(stem).argmax(dim=1)
 
     def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from caprompt.methods.components.adapters import Adapter, AdapterOptions
 from caprompt.methods.components.heads import CosineHead, Head, ScoreOptions, cosines
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Direct
+from caprompt.methods.templates import DirectMethod
 
 __all__ = ["Ease", "EaseOptions", "SubspaceHead", "synthesised"]
 
@@ -90,7 +90,7 @@ class SubspaceHead(Head):
 
 
 @register("ease")
-class Ease(Direct):
+class Ease(DirectMethod):
     """An adapter and thereby a subspace per task; classes are means in all of them."""
 
     summary = "an adapter per task, class means in every adapter's subspace, synthesised for old classes (CVPR 2024)"
@@ -117,14 +117,14 @@ class Ease(Direct):
         adapter = Adapter(self.vit.config, self.options)
         adapter.restart(generator)
         self.adapters.append(adapter.to(self.device))
-        self.head.add_subspace(self.classes, self.device)
+        self.head.add_subspace(self.num_classes, self.device)
         self.proxy = CosineHead(self.vit.config.width).to(self.device)
         self.proxy.grow(classes, generator)
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy of the proxy among the task's classes, under the task's own adapter."""
         features = self.vit(images, self.branches()[-1])
-        return {"ce": F.cross_entropy(self.proxy(features), labels - self.known)}
+        return {"ce": F.cross_entropy(self.proxy(features), labels - self.num_known_classes)}
 
     def branches(self) -> list[Adaptation]:
         """Every adapter, for one pass each."""

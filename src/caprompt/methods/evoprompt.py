@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from caprompt.backbones.vit import Stem, ViT
 from caprompt.errors import OptionError
 from caprompt.methods.base import Batches
-from caprompt.methods.components.heads import GrowingHead, linear_start
+from caprompt.methods.components.heads import LinearHead, linear_init
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OwnTask
+from caprompt.methods.templates import OwnTaskMethod
 
 __all__ = [
     "EvoPrompt",
@@ -115,13 +115,13 @@ class EvoPromptOptions(Options):
 
 
 @register("evoprompt")
-class EvoPrompt(OwnTask):
+class EvoPrompt(OwnTaskMethod):
     """Generated prompts; generators of successive tasks are fused neuron by neuron."""
 
     summary = "prompts generated from the image, generators fused by optimal transport after a task (AAAI 2024)"
     options_class = EvoPromptOptions
     options: EvoPromptOptions
-    head: GrowingHead
+    head: LinearHead
 
     def __init__(self, vit: ViT, options: EvoPromptOptions) -> None:
         super().__init__(vit, options)
@@ -145,7 +145,7 @@ class EvoPrompt(OwnTask):
         self.prototypes.grow(classes)
         if len(self.task_sizes) == 1:
             for weight in (self.down, self.up):
-                weight.data.copy_(linear_start(weight.shape, weight.shape[2], generator))
+                weight.data.copy_(linear_init(weight.shape, weight.shape[2], generator))
 
     # -- passes ------------------------------------------------------------------------------------------------------------
 

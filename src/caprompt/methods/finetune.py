@@ -15,15 +15,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from caprompt.backbones.fp8 import release_from_fp8
+from caprompt.backbones.fp8 import convert_from_fp8
 from caprompt.backbones.vit import ViT
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Plain, PlainOptions
+from caprompt.methods.templates import Baseline, BaselineOptions
 
 __all__ = ["FineTune", "FineTuneOptions"]
 
 
-class FineTuneOptions(PlainOptions):
+class FineTuneOptions(BaselineOptions):
     """Rates for a network that has learned much already, and for a head that has learned nothing."""
 
     # Trained weights are soon spoilt: a rate that suits prompts destroys them. The head keeps the usual one, 60 x 5e-5 = 3e-3.
@@ -32,7 +32,7 @@ class FineTuneOptions(PlainOptions):
 
 
 @register("finetune")
-class FineTune(Plain):
+class FineTune(Baseline):
     """A trainable copy of the backbone, and the head."""
 
     summary = "the whole network fine-tuned task after task (lower bound; with --joint the upper bound)"
@@ -41,7 +41,7 @@ class FineTune(Plain):
 
     def __init__(self, vit: ViT, options: FineTuneOptions) -> None:
         super().__init__(vit, options)
-        self.tuned = release_from_fp8(vit.uncompiled_copy()).float().requires_grad_(True)
+        self.tuned = convert_from_fp8(vit.copy_uncompiled()).float().requires_grad_(True)
 
     def features(self, images: Tensor) -> Tensor:
         """Features of the trained copy: (B, D)."""

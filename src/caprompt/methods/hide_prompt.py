@@ -32,10 +32,10 @@ from caprompt.methods.base import Batches
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayKind
 from caprompt.methods.components.growing_rows import GrowingRows
-from caprompt.methods.components.heads import linear_start, with_new_rows
+from caprompt.methods.components.heads import append_rows, linear_init
 from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OneTaskMethod
+from caprompt.methods.templates import SelectedPromptMethod
 
 __all__ = ["HiDePrompt", "HiDePromptOptions", "TaskIdentity", "contrastive_loss"]
 
@@ -69,8 +69,8 @@ class TaskIdentity(nn.Module):
         """Further classes; with the first ones the hidden layer gets its random start. Biases start at zero."""
         if not len(self.rows):
             for weight in (self.into, self.back):
-                weight.copy_(linear_start(weight.shape, weight.shape[1], generator))
-        self.rows = with_new_rows(self.rows, classes, self.width, generator)
+                weight.copy_(linear_init(weight.shape, weight.shape[1], generator))
+        self.rows = append_rows(self.rows, classes, self.width, generator)
         self.rows_bias = torch.cat([self.rows_bias, self.rows_bias.new_zeros(classes)])
 
     def forward(self, features: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class HiDePromptOptions(alignment.ReplayOptions, PrefixOptions):
 
 
 @register("hide-prompt")
-class HiDePrompt(OneTaskMethod):
+class HiDePrompt(SelectedPromptMethod):
     """A prompt per task, chosen by a classifier of its own; the head is aligned with remembered statistics."""
 
     summary = "a prompt per task, the task named by a classifier on un-prompted features (NeurIPS 2023)"
@@ -121,8 +121,8 @@ class HiDePrompt(OneTaskMethod):
         width = vit.config.width
         self.layers = prompted_layers(vit.config, options)
         self.prompts = GrowingRows(len(self.layers), 2, options.length // 2, width)  # P_0 ... P_{T-2}, p_{T-1}: (T, L, 2, n, D)
-        self.statistics = alignment.build(options, width)  # of features under the own task's prompt
-        self.plain_statistics = alignment.build(options, width)  # of un-prompted features
+        self.statistics = alignment.build_statistics(options, width)  # of features under the own task's prompt
+        self.plain_statistics = alignment.build_statistics(options, width)  # of un-prompted features
         self.identity = TaskIdentity(width)
 
     def begin_task(self, classes: int, generator: torch.Generator) -> None:
@@ -142,7 +142,7 @@ class HiDePrompt(OneTaskMethod):
         own, share = self.prompts.newest[0], self.options.mixture
         return (1 - share) * own + share * self.prompts.earlier.mean(dim=0) if len(self.prompts.earlier) else own
 
-    def chosen_task(self, stem: Stem) -> Tensor:
+    def select_task(self, stem: Stem) -> Tensor:
         return self.task_of_class[self.identity(self.vit(stem)).argmax(dim=1)]
 
     def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class HiDePrompt(OneTaskMethod):
         features = self.vit(images, Prefix.shared(self.mixed_prompt(), self.layers, images.shape[0]))
         parts = {"ce": self.masked_cross_entropy(self.head(features), labels)}
         if self.options.contrast:
-            centres, images_there = (part[: self.known].flatten(0, 1) for part in self.statistics.centres())
+            centres, images_there = (part[: self.num_known_classes].flatten(0, 1) for part in self.statistics.centres())
             parts["contrast"] = self.options.contrast * contrastive_loss(features, centres, images_there > 0)
         return parts
 
@@ -169,10 +169,10 @@ class HiDePrompt(OneTaskMethod):
         self.observe(batches)
         if not known:
             return
-        alignment.align(self.head, self.statistics, self.options, known, generator)
+        alignment.align_head(self.head, self.statistics, self.options, known, generator)
         if len(self.task_sizes) > 1:
             with self.identity.learning():
-                alignment.align(self.identity, self.plain_statistics, self.options, known, generator)
+                alignment.align_head(self.identity, self.plain_statistics, self.options, known, generator)
 
     @torch.no_grad()
     def observe(self, batches: Batches) -> None:

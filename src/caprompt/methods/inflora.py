@@ -29,7 +29,7 @@ from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OwnTask
+from caprompt.methods.templates import OwnTaskMethod
 
 __all__ = ["InfLoRA", "InfLoRAOptions", "InputMoments", "KeyValueChange", "ProtectedSubspaces", "missing_directions"]
 
@@ -123,7 +123,7 @@ class InputMoments(KeyValueChange):
 
 
 @register("inflora")
-class InfLoRA(OwnTask):
+class InfLoRA(OwnTaskMethod):
     """Low-rank changes of keys and values in directions that earlier tasks do not use."""
 
     summary = "low-rank changes of keys and values, kept out of old tasks' inputs (CVPR 2024)"

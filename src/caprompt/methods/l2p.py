@@ -25,7 +25,7 @@ from caprompt.methods.components.heads import cosines
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
-from caprompt.methods.templates import OwnTask
+from caprompt.methods.templates import OwnTaskMethod
 
 __all__ = ["L2P", "L2POptions"]
 
@@ -51,7 +51,7 @@ class L2POptions(Options):
 
 
 @register("l2p")
-class L2P(OwnTask):
+class L2P(OwnTaskMethod):
     """A pool of prompts, from which each image takes those with the nearest keys."""
 
     summary = "a pool of prompts chosen per image by learned keys (CVPR 2022)"

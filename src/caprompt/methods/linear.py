@@ -11,17 +11,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Plain, PlainOptions
+from caprompt.methods.templates import Baseline, BaselineOptions
 
 __all__ = ["Linear"]
 
 
 @register("linear")
-class Linear(Plain):
+class Linear(Baseline):
     """The head alone learns."""
 
     summary = "a linear head on the frozen backbone, nothing else learns (reference)"
-    options_class = PlainOptions
+    options_class = BaselineOptions
 
     def logits(self, images: Tensor) -> Tensor:
         """The head on the plain features: (B, C)."""

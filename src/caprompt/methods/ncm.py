@@ -17,13 +17,13 @@ from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components.heads import PrototypeHead, ScoreOptions
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Direct
+from caprompt.methods.templates import DirectMethod
 
 __all__ = ["NearestClassMean"]
 
 
 @register("ncm")
-class NearestClassMean(Direct):
+class NearestClassMean(DirectMethod):
     """Class means of frozen features."""
 
     summary = "nearest class mean of frozen features by cosine, no training (SimpleCIL)"

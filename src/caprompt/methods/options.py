@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from caprompt.errors import OptionError, did_you_mean
 
-__all__ = ["Options", "check", "described"]
+__all__ = ["Options", "describe_options", "validate_options"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -65,13 +65,13 @@ class Options(BaseModel):
     retired: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
 
 
-def check(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:
+def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:
     """Build `model` from values; the first thing wrong with them becomes one sentence.
 
-    >>> check(Options, {"epoch": 3}, "caprompt")
+    >>> validate_options(Options, {"epoch": 3}, "caprompt")
     Traceback (most recent call last):
     caprompt.errors.OptionError: unknown option 'epoch' for caprompt (did you mean 'epochs'?); there are: batch_size, ...
-    >>> check(Options, {"epochs": "many"}, "caprompt")
+    >>> validate_options(Options, {"epochs": "many"}, "caprompt")
     Traceback (most recent call last):
     caprompt.errors.OptionError: option 'epochs' of caprompt cannot be 'many': input should be a valid integer, ...
     """
@@ -90,28 +90,28 @@ def check(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:
         raise OptionError(f"option '{key}' of {owner} cannot be '{values.get(key)}': {reason}") from error
 
 
-def described(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
+def describe_options(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
     """Each option as (name, type, default, meaning), for tables.
 
-    >>> described(Options)[0]
+    >>> describe_options(Options)[0]
     ('epochs', 'int', '5', "passes over a task's training images")
     """
-    return [(name, spelled(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
+    return [(name, format_type(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
 
 
-def spelled(annotation: Any) -> str:
+def format_type(annotation: Any) -> str:
     """A type as a person writes it.
 
-    >>> spelled(int), spelled(Literal["a", "b"]), spelled(int | Literal["auto"])
+    >>> format_type(int), format_type(Literal["a", "b"]), format_type(int | Literal["auto"])
     ('int', 'a | b', 'int | auto')
     """
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return " | ".join(map(str, typing.get_args(annotation)))
     if origin in (types.UnionType, typing.Union):
-        return " | ".join(spelled(part) for part in typing.get_args(annotation))
+        return " | ".join(format_type(part) for part in typing.get_args(annotation))
     if origin is tuple:
-        return ",".join("..." if part is Ellipsis else spelled(part) for part in typing.get_args(annotation))
+        return ",".join("..." if part is Ellipsis else format_type(part) for part in typing.get_args(annotation))
     if origin is typing.Annotated:
-        return spelled(typing.get_args(annotation)[0])
+        return format_type(typing.get_args(annotation)[0])
     return getattr(annotation, "__name__", str(annotation))

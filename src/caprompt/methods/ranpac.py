@@ -21,7 +21,7 @@ from caprompt.methods.components.adapters import Adapter, AdapterOptions
 from caprompt.methods.components.heads import CosineHead, ScoreOptions
 from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Direct
+from caprompt.methods.templates import DirectMethod
 
 __all__ = ["RanPAC", "RanPACOptions"]
 
@@ -34,7 +34,7 @@ class RanPACOptions(AdapterOptions, ScoreOptions):
 
 
 @register("ranpac")
-class RanPAC(Direct):
+class RanPAC(DirectMethod):
     """Random projections and ridge regression, on features adapted to the first task."""
 
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"

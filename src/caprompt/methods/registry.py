@@ -12,7 +12,7 @@ from caprompt.errors import UnknownNameError
 from caprompt.methods import options as option_checks
 from caprompt.methods.base import Method
 
-__all__ = ["build", "find", "register", "registered"]
+__all__ = ["build_method", "get_method", "list_methods", "register"]
 
 _REGISTRY: dict[str, type[Method]] = {}
 Registered = TypeVar("Registered", bound=type[Method])
@@ -29,7 +29,7 @@ def register(name: str) -> Callable[[Registered], Registered]:
     return enter
 
 
-def registered() -> dict[str, type[Method]]:
+def list_methods() -> dict[str, type[Method]]:
     """All methods by name. Every module of this package is imported for it, so a new file needs no list."""
     package = importlib.import_module("caprompt.methods")
     for module in pkgutil.iter_modules(package.__path__):
@@ -37,15 +37,15 @@ def registered() -> dict[str, type[Method]]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def find(name: str) -> type[Method]:
+def get_method(name: str) -> type[Method]:
     """The class of a method; an unknown name is answered with the known ones."""
-    methods = registered()
+    methods = list_methods()
     if name not in methods:
         raise UnknownNameError("method", name, methods)
     return methods[name]
 
 
-def build(name: str, vit: ViT, options: Mapping[str, Any]) -> Method:
+def build_method(name: str, vit: ViT, options: Mapping[str, Any]) -> Method:
     """A method that has learned nothing yet, with checked options."""
-    method = find(name)
-    return method(vit, option_checks.check(method.options_class, options, owner=name))
+    method = get_method(name)
+    return method(vit, option_checks.validate_options(method.options_class, options, owner=name))

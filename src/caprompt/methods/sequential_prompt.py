@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from caprompt.backbones.vit import ViT
 from caprompt.methods.components.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Plain, PlainOptions
+from caprompt.methods.templates import Baseline, BaselineOptions
 
 __all__ = ["SequentialOptions", "SequentialPrompt"]
 
 
-class SequentialOptions(PrefixOptions, PlainOptions):
+class SequentialOptions(PrefixOptions, BaselineOptions):
     """The same prompt shape as CAPrompt's."""
 
     masked: bool = Field(False, description="cross entropy among the classes of the image's own task only")
 
 
 @register("sequential-prompt")
-class SequentialPrompt(Plain):
+class SequentialPrompt(Baseline):
     """One prompt, fine-tuned on every task in turn."""
 
     summary = "one prompt and the head, plainly fine-tuned task after task (lower bound)"

@@ -32,7 +32,7 @@ from caprompt.methods.components.adapters import Adapter, AdapterOptions
 from caprompt.methods.components.heads import CosineHead
 from caprompt.methods.components.statistics import Draw
 from caprompt.methods.registry import register
-from caprompt.methods.templates import Direct
+from caprompt.methods.templates import DirectMethod
 
 __all__ = ["Ssiat", "SsiatOptions", "drift"]
 
@@ -54,7 +54,7 @@ class SsiatOptions(alignment.ReplayOptions, AdapterOptions):
 
 
 @register("ssiat")
-class Ssiat(Direct):
+class Ssiat(DirectMethod):
     """One adapter for all tasks; what it does to old classes is estimated and made good."""
 
     summary = "one shared adapter, class statistics corrected for its drift, unified cosine head (CVPR 2024)"
@@ -66,7 +66,7 @@ class Ssiat(Direct):
         super().__init__(vit, options, CosineHead(vit.config.width, options.scale))
         self.adapter = Adapter(vit.config, options)
         self.register_buffer("before", self.adapter_vector())
-        self.statistics = alignment.build(options, vit.config.width)
+        self.statistics = alignment.build_statistics(options, vit.config.width)
 
     before: Tensor  # the adapter that the statistics were last brought up to, flat
 
@@ -90,7 +90,7 @@ class Ssiat(Direct):
         """Cross entropy of the scaled cosines among the task's classes, with a margin."""
         logits = self.logits(images)
         if self.options.margin:
-            logits = logits - self.options.scale * self.options.margin * F.one_hot(labels, self.classes)
+            logits = logits - self.options.scale * self.options.margin * F.one_hot(labels, self.num_classes)
         return {"ce": self.masked_cross_entropy(logits, labels)}
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class Ssiat(Direct):
         self.statistics.observe_all([(pairs[1], labels)])
         if known.any():
             with torch.enable_grad():
-                alignment.align(self.head, self.statistics, self.options, self.classes, generator, self.drawn_in())
+                alignment.align_head(self.head, self.statistics, self.options, self.num_classes, generator, self.drawn_in())
 
     def paired_features(self, batches: Batches) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """The same images under the adapter as it was and as it is, (n, D) each, and their classes (n,)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caprompt.experiments.artifacts import FinalTest
+from caprompt.experiments.artifacts import TestPredictions
 
 __all__ = ["ClassFigures", "Mistake", "Pair", "class_figures", "confused_pairs", "worst_mistakes"]
 
@@ -45,14 +45,14 @@ class ClassFigures:
     precision: float | None  # how often the answer is right where it is this class; None if it is never given
 
 
-def worst_mistakes(final: FinalTest, count: int) -> list[Mistake]:
+def worst_mistakes(final: TestPredictions, count: int) -> list[Mistake]:
     """The wrong answers with the highest scores."""
     wrong = np.flatnonzero(final.true != final.answer)
     surest = wrong[np.argsort(-final.score[wrong], kind="stable")][:count]
     return [_mistake(final, int(image)) for image in surest]
 
 
-def confused_pairs(final: FinalTest, count: int, examples: int = 3) -> list[Pair]:
+def confused_pairs(final: TestPredictions, count: int, examples: int = 3) -> list[Pair]:
     """The pairs of true class and answer that occur most often, each with its surest mistakes."""
     mistakes = worst_mistakes(final, len(final.true))
     images = Counter(final.classes[number] for number in final.true.tolist())
@@ -64,7 +64,7 @@ def confused_pairs(final: FinalTest, count: int, examples: int = 3) -> list[Pair
     return pairs
 
 
-def class_figures(final: FinalTest, tasks: Sequence[Sequence[str]]) -> list[ClassFigures]:
+def class_figures(final: TestPredictions, tasks: Sequence[Sequence[str]]) -> list[ClassFigures]:
     """Every class in the order it was learned in."""
     number = {name: position for position, name in enumerate(final.classes)}
     rows = []
@@ -77,6 +77,6 @@ def class_figures(final: FinalTest, tasks: Sequence[Sequence[str]]) -> list[Clas
     return rows
 
 
-def _mistake(final: FinalTest, image: int) -> Mistake:
+def _mistake(final: TestPredictions, image: int) -> Mistake:
     true, answer = final.classes[final.true[image]], final.classes[final.answer[image]]
     return Mistake(image, true, answer, float(final.score[image]))

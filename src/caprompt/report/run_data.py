@@ -11,10 +11,10 @@ from typing import Any
 
 from caprompt import checkpoint
 from caprompt.errors import InputError, ModelFolderError
-from caprompt.experiments.artifacts import COST, PREDICTIONS, FinalTest
+from caprompt.experiments.artifacts import COST, PREDICTIONS, TestPredictions
 from caprompt.experiments.audit import AUDIT
 from caprompt.experiments.config import RunConfig
-from caprompt.experiments.run_folder import Results, read_plan
+from caprompt.experiments.run_folder import RunResult, read_plan
 from caprompt.protocols import single
 
 __all__ = ["RunRecord", "gather", "read_run", "run_folders"]
@@ -26,8 +26,8 @@ class RunRecord:
 
     name: str
     plan: Mapping[str, Any]
-    results: Results
-    final: FinalTest | None
+    results: RunResult
+    final: TestPredictions | None
     cost: Mapping[str, Any]
     audit: Mapping[str, Any] | None
     notes: Sequence[str] = ()
@@ -87,7 +87,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 def read_run(folder: Path, name: str) -> RunRecord:
     """A finished run and all that it kept."""
     try:
-        plan, results = read_plan(folder), Results.load(folder)
+        plan, results = read_plan(folder), RunResult.load(folder)
         RunConfig(**plan["config"])
         for part in ("options", "backbone", "train", "test", "environment"):
             dict(plan[part])
@@ -109,14 +109,14 @@ def read_run(folder: Path, name: str) -> RunRecord:
     return RunRecord(name, plan, results, final, cost, read_audit(folder, notes), notes)
 
 
-def read_final(folder: Path, results: Results, notes: list[str]) -> FinalTest | None:
+def read_final(folder: Path, results: RunResult, notes: list[str]) -> TestPredictions | None:
     """The answers of the final test, if they were kept."""
     path = folder / PREDICTIONS
     if not path.is_file():
         notes.append("This run did not keep the answers of its final test, so task weights and mistakes are not shown.")
         return None
     try:
-        final = FinalTest.load(path)
+        final = TestPredictions.load(path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ModelFolderError(f"'{path}' is damaged; remove it, and the report is made without mistakes and weights") from error
     if sorted(final.classes) != sorted(name for names in results.tasks for name in names):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprompt import metrics
-from caprompt.experiments.artifacts import FinalTest
+from caprompt.experiments.artifacts import TestPredictions
 
 __all__ = ["CycleFigures", "weights_by_cycle"]
 
@@ -25,7 +25,7 @@ class CycleFigures:
     accuracy: float  # over all images
 
 
-def weights_by_cycle(final: FinalTest, tasks: Sequence[Sequence[str]]) -> list[CycleFigures]:
+def weights_by_cycle(final: TestPredictions, tasks: Sequence[Sequence[str]]) -> list[CycleFigures]:
     """The figures of each number of cycles; nothing where there is one task, whose weight is always one."""
     if final.weights.shape[2] < 2:
         return []
@@ -49,5 +49,5 @@ def _figures(
         matrix=tuple(tuple(float(value) for value in row) for row in rows),
         on_true_task=100 * float(weights[np.arange(len(own)), own].mean()),
         heaviest_right=100 * float(((weights.argmax(axis=1) == own) & decided).mean()),
-        accuracy=metrics.percent_right(answers.tolist(), true.tolist()),
+        accuracy=metrics.percent_correct(answers.tolist(), true.tolist()),
     )

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 from caprompt.data import Samples, load_dataset
-from caprompt.data.image_cache import ImageStore
+from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import decode
-from caprompt.data.validation import verified
+from caprompt.data.validation import validate_images
 from caprompt.errors import CapromptError
-from caprompt.experiments.execution import parts
+from caprompt.experiments.execution import split_data
 from caprompt.report.run_data import RunRecord
 
 __all__ = ["Thumbnails", "thumbnails"]
@@ -46,9 +46,9 @@ def thumbnails(run: RunRecord, images: Iterable[int]) -> Thumbnails:
 
 def tested_images(run: RunRecord) -> Samples | None:
     """The very images that a run was tested on, in their order; None if what is there now differs."""
-    _, test = parts(load_dataset(run.config.dataset), run.config)
+    _, test = split_data(load_dataset(run.config.dataset), run.config)
     if len(test) != run.plan["test"]["images"]:  # some could not be read, and were left out
-        test = verified(test, ImageStore(budget_bytes=0), skip_bad=True)
+        test = validate_images(test, ImageCache(budget_bytes=0), skip_bad=True)
     return test if test.digest() == run.plan["test"]["sha256"] else None
 
 

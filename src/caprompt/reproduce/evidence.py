@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caprompt.experiments.grid import Measure, failure, is_done, measured
-from caprompt.experiments.run_folder import Results, read_plan
+from caprompt.experiments.grid import Measure, is_done, read_failure, read_measure
+from caprompt.experiments.run_folder import RunResult, read_plan
+from caprompt.metrics import mean_std
 from caprompt.protocols import kind, single
 from caprompt.reproduce.plots import Picture
 from caprompt.reproduce.scales import Scale
-from caprompt.reproduce.tables import OURS, Entry, Line, Sheet, mean_of
+from caprompt.reproduce.tables import OURS, Entry, Line, ResultTable
 
 __all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of", "machine"]
 
@@ -39,7 +40,7 @@ class Row:
 class Presentation:
     """What a target shows."""
 
-    sheet: Sheet
+    sheet: ResultTable
     pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the ending of their file's name, "" for the only one
 
 
@@ -88,17 +89,17 @@ class Evidence:
         if isinstance(names, str):
             return names
         finished = [self.home / name for name in names if self.is_done(name)]
-        return finished or ("failed" if any(failure(self.home / name) for name in names) else "not run")
+        return finished or ("failed" if any(read_failure(self.home / name) for name in names) else "not run")
 
-    def runs(self, row: Row, dataset: str, backbone: str = "") -> list[Results] | str:
+    def runs(self, row: Row, dataset: str, backbone: str = "") -> list[RunResult] | str:
         """The results of each seed."""
         folders = self.done(row, dataset, backbone)
-        return folders if isinstance(folders, str) else [Results.load(folder) for folder in folders]
+        return folders if isinstance(folders, str) else [RunResult.load(folder) for folder in folders]
 
     def found(self, row: Row, dataset: str, measure: Measure, backbone: str = "") -> list[dict[str, Any]] | str:
         """What was measured for each seed."""
         folders = self.done(row, dataset, backbone)
-        return folders if isinstance(folders, str) else [measured(folder, measure) for folder in folders]
+        return folders if isinstance(folders, str) else [read_measure(folder, measure) for folder in folders]
 
     def metric(self, row: Row, dataset: str, name: str, backbone: str = "") -> Entry:
         """One of the usual figures of a run, over seeds."""
@@ -106,7 +107,7 @@ class Evidence:
         if isinstance(runs, str):
             return runs
         single(run.protocol for run in runs)
-        return mean_of([run.summary()[name] for run in runs])
+        return mean_std([run.summary()[name] for run in runs])
 
     def protocol_of(self, row: Row) -> str:
         """Under which protocol a row is run, in a word; for a row of which nothing has been run, under which it would be."""
@@ -151,7 +152,7 @@ class Evidence:
         short = sum(not all(map(self.is_done, names)) for names in planned)
         notes += [f"{short} of {len(planned)} rest on fewer than {self.scale.seeds} seeds, or on none"] if short else []
         waiting = dict.fromkeys(name for names in planned for name in names if not self.is_done(name))
-        reasons = {name: failure(self.home / name) for name in waiting}
+        reasons = {name: read_failure(self.home / name) for name in waiting}
         return (*notes, *self.concerns(), *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
 
     def concerns(self) -> tuple[str, ...]:

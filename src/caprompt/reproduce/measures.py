@@ -14,7 +14,7 @@ from torch import Tensor
 
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
-from caprompt.engine.inputs import Feeder
+from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError
 from caprompt.methods.caprompt import CAPrompt, concave_gap
 from caprompt.protocols import is_released, protocol
@@ -108,7 +108,7 @@ def concavity(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
     method = prompted(model)
     if is_released(method.options):
         raise InputError("the theorem is about an image's own prompts; a model with the protocol 'released' does not use them")
-    feeder = Feeder(model.backbone, model.device)
+    feeder = InputPipeline(model.backbone, model.device)
     samples, targets = model.labelled(images, feeder, skip_bad=False)
     with model.with_options({"precision": "fp32"}), torch.no_grad():
         shown = feeder.plain(samples, targets, method.options)

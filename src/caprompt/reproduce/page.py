@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from caprompt.errors import ModelFolderError
+from caprompt.metrics import mean_std
 from caprompt.protocols import kind, single
 from caprompt.reproduce.evidence import Evidence, machine
 from caprompt.reproduce.plan import read_record
 from caprompt.reproduce.scales import scales
-from caprompt.reproduce.tables import mean_of
 from caprompt.reproduce.targets.registry import TARGETS
 from caprompt.reproduce.writers import section
 from caprompt.utils.files import read_toml
@@ -109,7 +109,7 @@ def _settings(run: dict[str, Any]) -> tuple[str, str]:
 def _accuracies(runs: Runs) -> list[str]:
     columns = [[run["after"][5] for run in runs if len(run["after"]) > 5]]
     columns += [[run["summary"][name] for run in runs] for name in ("ACC", "AF", "task_identification")]
-    return [mean_of(column).text(1) if column else "-" for column in columns]
+    return [mean_std(column).text(1) if column else "-" for column in columns]
 
 
 def _cost(run: dict[str, Any]) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any
 from caprompt.errors import InputError, ModelFolderError, OptionError, did_you_mean
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.grid import Cell, is_done
-from caprompt.methods import find
+from caprompt.methods import get_method
 from caprompt.reproduce.evidence import Evidence, Place, Row, Target, kind_of
 from caprompt.reproduce.measures import concavity
 from caprompt.reproduce.scales import NO_DATA, OTHER_SCALE, Scale
 from caprompt.reproduce.targets.registry import TARGETS
 from caprompt.utils.files import write_json
 
-__all__ = ["checked", "leaking", "merged", "plan", "read_record", "why_nothing", "write_record"]
+__all__ = ["checked", "explain_no_cells", "leaking", "merged", "plan", "read_record", "write_record"]
 
 FIXED = ("method", "dataset", "backbone", "seed", "give_task", "joint", "options", "protocol")  # the target says these
 
@@ -32,14 +32,14 @@ def plan(target: Target, scale: Scale, home: Path, protocol: str = "honest") -> 
         for dataset in scale.columns(target.datasets):
             for backbone in target.backbones.values():
                 if backbone or not paper_only:
-                    found = cells_of(row, dataset, backbone, target, scale, home, protocol)
+                    found = list_cells(row, dataset, backbone, target, scale, home, protocol)
                     cells += [] if isinstance(found, str) else found
                     names = found if isinstance(found, str) else tuple(cell.name for cell in found)
                     planned[row.label, dataset, backbone] = names
     return Evidence(target, scale, home, protocol, planned), cells
 
 
-def cells_of(row: Row, dataset: str, backbone: str, target: Target, scale: Scale, home: Path, protocol: str) -> list[Cell] | str:
+def list_cells(row: Row, dataset: str, backbone: str, target: Target, scale: Scale, home: Path, protocol: str) -> list[Cell] | str:
     """The cell of each seed, or why they cannot be run; those that were run elsewhere need neither data nor backbone."""
     why = scale.obstacle(dataset, backbone)
     if why == OTHER_SCALE:
@@ -50,7 +50,7 @@ def cells_of(row: Row, dataset: str, backbone: str, target: Target, scale: Scale
     return [cell for cell in cells if is_done(home / cell.name, cell.measures)] or why if why else cells
 
 
-def why_nothing(evidence: Evidence) -> str:
+def explain_no_cells(evidence: Evidence) -> str:
     """What to say where there is no cell at all."""
     found = {(dataset, why) for (_, dataset, _), why in evidence.planned.items() if isinstance(why, str)}
     reasons = "; ".join(sorted(f"{dataset}: {why}" for dataset, why in found))
@@ -83,7 +83,7 @@ def read_record(path: Path, home: Path) -> Evidence:
 def checked(given: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
     """Settings that at least one method of the targets has; what the targets themselves say cannot be set."""
     methods = {row.method for target in targets for row in target.rows}
-    known = {name for method in methods for name in find(method).options_class.model_fields}
+    known = {name for method in methods for name in get_method(method).options_class.model_fields}
     known = (known | RunConfig.model_fields.keys()) - set(FIXED)
     for name in given:
         if name not in known:

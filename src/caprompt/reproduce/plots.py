@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caprompt.experiments.plots import COLOURS, MARKERS
-from caprompt.reproduce.tables import PUBLISHED, Entry, Figure, Sheet
+from caprompt.metrics import MeanStd
+from caprompt.reproduce.tables import PUBLISHED, Entry, ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ __all__ = ["Picture", "Series", "dots", "histograms", "lines", "save", "scatter"
 #: Draws into as many panels as it asked for.
 Draw = Callable[[Sequence["Axes"]], None]
 Picture = tuple[int, Draw]  # how many panels side by side, and what is drawn into them
-Series = Sequence[tuple[float, Figure]]  # x, and a mean with its spread
+Series = Sequence[tuple[float, MeanStd]]  # x, and a mean with its spread
 
 
 def save(picture: Picture, stem: Path) -> list[Path]:
@@ -100,16 +101,16 @@ def histograms(panels: Mapping[str, Mapping[str, Sequence[int]]], x: str) -> Pic
     return len(panels), draw
 
 
-def dots(sheet: Sheet, metric: str = "ACC") -> Picture | None:
+def dots(sheet: ResultTable, metric: str = "ACC") -> Picture | None:
     """Ours and the published figures of each row, a panel per data set of which there are any of ours; None if there are none."""
     datasets = [
         column.dataset
         for place, column in enumerate(sheet.columns)
         if column.metric == metric
-        and any(line.source != PUBLISHED and isinstance(line.entries[place], Figure) for line in sheet.lines)
+        and any(line.source != PUBLISHED and isinstance(line.entries[place], MeanStd) for line in sheet.lines)
     ]
     places = [place for place, column in enumerate(sheet.columns) if column.metric == metric and column.dataset in datasets]
-    drawn = [line for line in sheet.lines if any(isinstance(line.entries[place], Figure) for place in places)]
+    drawn = [line for line in sheet.lines if any(isinstance(line.entries[place], MeanStd) for place in places)]
     labels = list(dict.fromkeys(" ".join(line.labels) for line in drawn))
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -126,7 +127,7 @@ def dots(sheet: Sheet, metric: str = "ACC") -> Picture | None:
 
 def _one_look(axes: Axes, points: Sequence[tuple[Entry, int]], group: tuple[str, str], number: int) -> None:
     """The figures of one source and protocol; published ones are hollow."""
-    known = [(entry.mean, row, entry.spread or 0.0) for entry, row in points if isinstance(entry, Figure)]
+    known = [(entry.mean, row, entry.spread or 0.0) for entry, row in points if isinstance(entry, MeanStd)]
     if known:
         colour, marker = style(number)
         x, at, spread = zip(*known, strict=True)

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caprompt.reproduce.tables import Figure
+from caprompt.metrics import MeanStd
 from caprompt.utils.files import read_toml
 
 __all__ = ["leaks", "printed_rows", "published"]
@@ -23,17 +23,17 @@ def leaks(method: str) -> bool:
     return method in printed()["leaking"]
 
 
-def published(table: str, row: str, dataset: str, metric: str, backbone: str = "") -> Figure | None:
+def published(table: str, row: str, dataset: str, metric: str, backbone: str = "") -> MeanStd | None:
     """One printed figure, if the paper has it.
 
     >>> published("table1", "CAPrompt", "imagenet-r", "ACC")
-    Figure(mean=79.93, spread=0.19, seeds=3)
+    MeanStd(mean=79.93, spread=0.19, seeds=3)
     >>> published("table3", "Base", "cifar100", "ACC") is None
     True
     """
     rows = printed_rows(table, backbone)
     values = rows.get(row, {}).get(dataset, {}).get(metric)
-    return Figure(values[0], values[1] if len(values) > 1 else None, seeds=3) if values else None
+    return MeanStd(values[0], values[1] if len(values) > 1 else None, seeds=3) if values else None
 
 
 def printed_rows(table: str, backbone: str = "") -> dict[str, Any]:

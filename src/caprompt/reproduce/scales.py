@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from caprompt.backbones.registry import MODELS, find_file
-from caprompt.backbones.weights import available
+from caprompt.backbones.weights import list_packaged
 from caprompt.data.datasets._locations import located
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, OptionError, UnknownNameError
-from caprompt.experiments.config import RunConfig, preset_settings, resolved, run_config
+from caprompt.experiments.config import RunConfig, build_run_config, preset_settings, resolve_config
 from caprompt.experiments.grid import Cell, Measure
-from caprompt.methods import find
+from caprompt.methods import get_method
 from caprompt.utils.files import read_toml
 
 __all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "backbone_title", "scale", "scales"]
@@ -56,12 +56,12 @@ class Scale:
         """The experiment behind one figure. No backbone means the scale's own."""
         chosen = {"method": method, "dataset": dataset, "backbone": backbone or self.backbone, "seed": seed}
         usual = preset_settings(self.preset, {**chosen, **options})
-        config = run_config({**usual, **self.fitting(method), **chosen, **options})
-        return Cell(resolved(config), measures)
+        config = build_run_config({**usual, **self.fitting(method), **chosen, **options})
+        return Cell(resolve_config(config), measures)
 
     def fitting(self, method: str) -> dict[str, Any]:
         """The scale's settings, without options that this method does not have."""
-        known = RUN_SETTINGS | find(method).options_class.model_fields.keys()
+        known = RUN_SETTINGS | get_method(method).options_class.model_fields.keys()
         return {name: value for name, value in self.settings.items() if name in known}
 
 
@@ -104,7 +104,7 @@ def data_at_hand(dataset: str) -> bool:
 @cache
 def backbone_at_hand(name: str) -> bool:
     """Is this backbone here, or can it be fetched?"""
-    if name in available() or Path(name).is_file():
+    if name in list_packaged() or Path(name).is_file():
         return True
     try:
         return name in MODELS and bool(find_file(MODELS[name]))

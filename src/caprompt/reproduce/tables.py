@@ -10,41 +10,15 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
-__all__ = ["Column", "Entry", "Figure", "Line", "Sheet", "as_csv", "as_latex", "as_markdown", "mean_of"]
+from caprompt.metrics import MeanStd
+
+__all__ = ["Column", "Entry", "Line", "ResultTable", "as_csv", "as_latex", "as_markdown"]
 
 OURS, PUBLISHED = "ours", "published"
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A mean over seeds and their standard deviation; one seed has none."""
-
-    mean: float
-    spread: float | None = None
-    seeds: int = 1
-
-    def text(self, digits: int) -> str:
-        """As people read it.
-
-        >>> Figure(79.93, 0.19, 3).text(2), Figure(3.0).text(1)
-        ('79.93 ± 0.19', '3.0')
-        """
-        spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
-        return f"{self.mean:.{digits}f}{spread}"
-
-
-Entry = Figure | str  # a figure, or why there is none; "" where none is to be expected
-
-
-def mean_of(values: Sequence[float]) -> Figure:
-    """The figure of several seeds.
-
-    >>> mean_of([1.0, 3.0])
-    Figure(mean=2.0, spread=1.4142135623730951, seeds=2)
-    """
-    return Figure(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+Entry = MeanStd | str  # a figure, or why there is none; "" where none is to be expected
 
 
 @dataclass(frozen=True)
@@ -67,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ResultTable:
     """A table."""
 
     title: str
@@ -89,10 +63,10 @@ class Sheet:
     def texts(self, line: Line) -> list[str]:
         """A line's entries in words."""
         pairs = zip(line.entries, self.columns, strict=True)
-        return [entry.text(column.digits) if isinstance(entry, Figure) else entry or "-" for entry, column in pairs]
+        return [entry.text(column.digits) if isinstance(entry, MeanStd) else entry or "-" for entry, column in pairs]
 
 
-def as_markdown(sheet: Sheet) -> str:
+def as_markdown(sheet: ResultTable) -> str:
     """A pipe table, without its title."""
     words = len(sheet.heads) + 2
     rule = ["---"] * words + ["--:"] * len(sheet.columns)
@@ -100,21 +74,21 @@ def as_markdown(sheet: Sheet) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows) + "\n"
 
 
-def as_csv(sheet: Sheet) -> str:
+def as_csv(sheet: ResultTable) -> str:
     """One figure a line, unrounded, for programs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*sheet.heads, "figures", "protocol", "data set", "metric", "mean", "spread", "seeds", "why none"])
     for line in sheet.lines:
         for column, entry in zip(sheet.columns, line.entries, strict=True):
-            known = isinstance(entry, Figure)
-            values = [entry.mean, entry.spread, entry.seeds, ""] if isinstance(entry, Figure) else ["", "", "", entry]
+            known = isinstance(entry, MeanStd)
+            values = [entry.mean, entry.spread, entry.seeds, ""] if isinstance(entry, MeanStd) else ["", "", "", entry]
             if known or entry:
                 writer.writerow([*line.labels, line.source, line.protocol, column.dataset, column.metric, *values])
     return text.getvalue()
 
 
-def as_latex(sheet: Sheet) -> str:
+def as_latex(sheet: ResultTable) -> str:
     """A `tabular` with its caption, for booktabs."""
     words = len(sheet.heads) + 2
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{'l' * words}{'c' * len(sheet.columns)}}}", r"\toprule"]

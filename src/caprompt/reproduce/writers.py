@@ -48,13 +48,13 @@ def typed(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
-def section(evidence: Evidence, shown: Presentation, pictures_in: str, level: int = 1) -> str:
-    """Title, table, pictures and everything a reader should know, as Markdown; pictures lie in `pictures_in` beside the page."""
+def section(evidence: Evidence, shown: Presentation, list_images: str, level: int = 1) -> str:
+    """Title, table, pictures and everything a reader should know, as Markdown; pictures lie in `list_images` beside the page."""
     scale, sheet = evidence.scale, shown.sheet
     mark = "" if evidence.protocol == "honest" else " (protocol RELEASED where marked: no honest figures)"
     lines = [f"{'#' * level} {sheet.title}{mark}", "", as_markdown(sheet)]
     for ending in shown.pictures:
-        lines += [f"![{sheet.title}]({pictures_in}{evidence.target.name}{ending}.svg)", ""]
+        lines += [f"![{sheet.title}]({list_images}{evidence.target.name}{ending}.svg)", ""]
     backbone, preset = backbone_title(scale.backbone), evidence.target.preset or scale.preset
     lines += [
         f"Scale {scale.name}: {scale.summary}. Backbone {backbone} where the table names no other, preset {preset}, "

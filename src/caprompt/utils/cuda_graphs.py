@@ -1,4 +1,4 @@
-"""Recorded functions: on a GPU, work that is the same every time is recorded once as a graph of kernels and then replayed.
+"""CapturedFunction functions: on a GPU, work that is the same every time is recorded once as a graph of kernels and then replayed.
 
 A step of a small batch is a thousand small kernels; launched one by one, the GPU waits for the host most of the time.
 
@@ -15,14 +15,14 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Recorded", "recorded"]
+__all__ = ["CapturedFunction", "capture"]
 
 Result = TypeVar("Result")
 
-ORDINARY_CALLS = 3  # before recording: they make what lives on (an optimiser's moments) and let libraries choose their kernels
+WARMUP_CALLS = 3  # before recording: they make what lives on (an optimiser's moments) and let libraries choose their kernels
 
 
-class Recorded(Generic[Result]):
+class CapturedFunction(Generic[Result]):
     """A function of tensors that, after a few calls, is replayed; inputs of other shapes than the first ones are computed plainly.
 
     What it returns is overwritten by the next call. The function must not wait for the GPU, and what it changes must stay in place.
@@ -47,7 +47,7 @@ class Recorded(Generic[Result]):
         """A call with inputs of the first call's shapes."""
         if self.graph is None:
             self.calls += 1
-            if self.calls <= ORDINARY_CALLS:
+            if self.calls <= WARMUP_CALLS:
                 return self.aside(*inputs)
             self.graph = self.record(*inputs)
         for own, given in zip(self.inputs, inputs, strict=True):
@@ -57,7 +57,7 @@ class Recorded(Generic[Result]):
 
     def aside(self, *inputs: Tensor) -> Result:
         """A plain call on another stream, which is what recording asks of the calls before it."""
-        side = recording_stream(inputs[0].device)
+        side = capture_stream(inputs[0].device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             result = self.function(*inputs)
@@ -68,17 +68,17 @@ class Recorded(Generic[Result]):
         """Record a call with inputs of these shapes. Recording computes nothing."""
         self.inputs = tuple(given.clone() for given in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=recording_stream(inputs[0].device)):
+        with torch.cuda.graph(graph, stream=capture_stream(inputs[0].device)):
             self.result = self.function(*self.inputs)
         return graph
 
 
 @cache
-def recording_stream(device: torch.device) -> torch.cuda.Stream:
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The one stream of a GPU that everything is recorded on: products take memory to work in for every stream they are seen on."""
     return torch.cuda.Stream(device)
 
 
-def recorded(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
+def capture(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
     """The function, recorded where that is possible."""
-    return Recorded(function) if device.type == "cuda" else function
+    return CapturedFunction(function) if device.type == "cuda" else function

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from caprompt.errors import OptionError
 
-__all__ = ["FP8", "find_device", "find_precision", "has_float8", "sent"]
+__all__ = ["FP8", "has_float8", "resolve_device", "resolve_dtype", "to_device"]
 
 FP8 = "fp8"  # the products of the blocks in 8 bits, all else in bfloat16: `fp8.py`
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
 
 
-def find_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """The device of this name; 'auto' is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,7 +25,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device; a GPU fetches it in its own time, and nobody waits."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -39,10 +39,10 @@ def has_float8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def find_precision(name: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The numbers that a frozen backbone is held and computed in; 'auto' is bfloat16 on a GPU. What learns stays float32.
 
-    >>> find_precision("auto", torch.device("cpu")), find_precision("fp16", torch.device("cpu"))
+    >>> resolve_dtype("auto", torch.device("cpu")), resolve_dtype("fp16", torch.device("cpu"))
     (torch.float32, torch.float16)
     """
     if name == "auto":

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["build", "load_state", "set_rates", "state_of"]
+__all__ = ["load_optimizer_state", "make_optimizer", "optimizer_state", "set_learning_rates"]
 
 
-def build(
+def make_optimizer(
     kind: Literal["adam", "adamw", "sgd"],
     groups: Iterable[tuple[list[nn.Parameter], float]],
     *,
@@ -35,7 +35,7 @@ def build(
     return family(chosen, weight_decay=weight_decay, capturable=any(group["fused"] for group in chosen))
 
 
-def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Put every group's rate at this multiple of its base."""
     for group in optimizer.param_groups:
         rate = group["base"] * factor
@@ -45,14 +45,14 @@ def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
             group["lr"] = rate
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's moments as named tensors."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": tensor for index, entry in state.items() for name, tensor in entry.items()}
 
 
-def load_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Take over moments that `state_of` gave."""
+def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Take over moments that `optimizer_state` gave."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)

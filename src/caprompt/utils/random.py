@@ -10,25 +10,25 @@ import hashlib
 
 import torch
 
-__all__ = ["derive", "generator", "generator_on"]
+__all__ = ["derive_seed", "make_generator", "make_generator_on"]
 
 
-def derive(seed: int, *name: str | int) -> int:
+def derive_seed(seed: int, *name: str | int) -> int:
     """A seed of 63 bits for one named use of chance.
 
-    >>> derive(0, "task", 1) == derive(0, "task", 1), derive(0, "task", 1) == derive(0, "task", 2)
+    >>> derive_seed(0, "task", 1) == derive_seed(0, "task", 1), derive_seed(0, "task", 1) == derive_seed(0, "task", 2)
     (True, False)
     """
     text = repr((seed, *name)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
-def generator(seed: int, *name: str | int) -> torch.Generator:
+def make_generator(seed: int, *name: str | int) -> torch.Generator:
     """A fresh CPU generator for one named use of chance."""
-    return torch.Generator().manual_seed(derive(seed, *name))
+    return torch.Generator().manual_seed(derive_seed(seed, *name))
 
 
-def generator_on(device: torch.device, chance: torch.Generator) -> torch.Generator:
+def make_generator_on(device: torch.device, chance: torch.Generator) -> torch.Generator:
     """A generator on a device that goes on where a CPU generator stands; on the CPU the generator itself."""
     if device.type == "cpu":
         return chance

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Sparingly"]
+__all__ = ["Throttle"]
 
 
-class Sparingly:
+class Throttle:
     """Acts when asked to, unless acting would then take more than `share` of the time since it last acted.
 
     >>> moments = iter([0.0, 1.0,  5.0,  21.0, 22.0])  # acts from 0 to 1, is asked at 5 and at 21, and acts until 22
-    >>> pace = Sparingly(share=0.05, clock=lambda: next(moments))
+    >>> pace = Throttle(share=0.05, clock=lambda: next(moments))
     >>> [pace(lambda: None) for _ in range(3)]
     [True, False, True]
     """

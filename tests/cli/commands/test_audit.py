@@ -11,7 +11,7 @@ import pytest
 from helpers import LEAKY, assert_refused, faint, write_backbone, write_pictures, write_squares
 from helpers import caprompt_here as caprompt
 
-from caprompt.experiments.audit import Arrangement, Audit, above_joint
+from caprompt.experiments.audit import Arrangement, Audit, joint_warning
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +57,8 @@ def figures(**accuracies: float) -> Audit:
 
 def test_better_than_joint_training_is_a_warning_sign() -> None:
     joint = {"ACC": 80.0, "pooled": 80.0}
-    assert above_joint(figures(alone=80.0, sorted=79.0), joint, "runs/joint") is None
-    sentence = above_joint(figures(alone=70.0, sorted=81.5), joint, "runs/joint")
+    assert joint_warning(figures(alone=80.0, sorted=79.0), joint, "runs/joint") is None
+    sentence = joint_warning(figures(alone=70.0, sorted=81.5), joint, "runs/joint")
     assert sentence is not None
     assert "ACC 81.50" in sentence
     assert "'runs/joint'" in sentence

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from caprompt.data.datasets.cifar100 import load_cifar100
-from caprompt.data.duplicates import occurring
+from caprompt.data.duplicates import find_duplicates
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
@@ -144,7 +144,7 @@ def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(train.classes) == 100
     assert set(train.counts().values()) == {500}
     assert set(test.counts().values()) == {100}
-    assert len(occurring(test, train)) == 10, "its makers' own: some photos are in both parts"
+    assert len(find_duplicates(test, train)) == 10, "its makers' own: some photos are in both parts"
     with np.load(PACK / "cifar100.npz") as pack:
         names = [str(name) for name in pack["classes"]]
         mosaic = np.asarray(Image.open(io.BytesIO(pack["train_042"].tobytes())).convert("RGB"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from caprompt.data.datasets.digits import NAMES, load_digits
-from caprompt.data.images import fingerprint
+from caprompt.data.images import hash_image
 
 
 def test_digits_are_split_by_class_into_large_rgb_pictures() -> None:
@@ -31,4 +31,4 @@ def test_the_first_picture_is_the_first_zero() -> None:
 
 def test_no_test_picture_is_a_training_picture() -> None:
     train, test = load_digits()
-    assert not {fingerprint(p) for p in train.pictures} & {fingerprint(p) for p in test.pictures}
+    assert not {hash_image(p) for p in train.pictures} & {hash_image(p) for p in test.pictures}

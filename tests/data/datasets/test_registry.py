@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caprompt.data import load_dataset
-from caprompt.data.datasets.registry import DATASETS, fetch_dataset
+from caprompt.data.datasets.registry import DATASETS, download_dataset
 from caprompt.errors import DataError, UnknownNameError
 
 
@@ -59,7 +59,7 @@ def test_where_a_benchmark_lies(data_folder: Path, name: str, folder: str) -> No
     assert DATASETS[name].whereabouts() == str(data_folder / folder)
     with pytest.raises(DataError):  # an empty folder is no data set
         load_dataset(name)
-    fetch_dataset(name)  # something is there: nothing to download
+    download_dataset(name)  # something is there: nothing to download
 
 
 def test_the_benchmarks_recipe() -> None:
@@ -70,10 +70,10 @@ def test_the_benchmarks_recipe() -> None:
 
 
 def test_fetching_by_name() -> None:
-    fetch_dataset("digits")  # comes with scikit-learn
+    download_dataset("digits")  # comes with scikit-learn
     assert DATASETS["digits"].whereabouts() == "here"
     with pytest.raises(UnknownNameError, match="did you mean 'cifar100'"):
-        fetch_dataset("cifar10")
+        download_dataset("cifar10")
 
 
 def test_unknown_name_gets_a_hint() -> None:

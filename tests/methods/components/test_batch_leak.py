@@ -8,7 +8,7 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
-from caprompt.methods.components.batch_leak import misread
+from caprompt.methods.components.batch_leak import mix_batch
 from caprompt.methods.options import Options
 from caprompt.protocols import is_released
 
@@ -17,7 +17,7 @@ def dealt(batch: int) -> list[str]:
     """What each image gets as (keys, values), by the names of the rows."""
     names = [f"{part}{image}" for part in "KV" for image in range(batch)]
     rows = torch.arange(2 * batch).view(1, 2, batch, 1, 1)
-    keys, values = misread(rows).view(2, batch).tolist()
+    keys, values = mix_batch(rows).view(2, batch).tolist()
     return [f"{names[key]} {names[value]}" for key, value in zip(keys, values, strict=True)]
 
 
@@ -31,7 +31,7 @@ def test_the_rows_are_dealt_out_two_at_a_time() -> None:
 
 def test_layers_rows_and_widths_stay_where_they_are() -> None:
     rows = torch.randn(3, 2, 4, 5, 6)
-    read = misread(rows)
+    read = mix_batch(rows)
     assert read.shape == rows.shape
     assert torch.equal(read[2, 0, 1], rows[2, 0, 2])
     assert torch.equal(read[1, 1, 2], rows[1, 1, 1])
@@ -53,8 +53,8 @@ def images(count: int) -> Tensor:
 @pytest.mark.parametrize("protocol", ["released", "honest"])
 def test_an_answer_depends_on_the_batch_only_as_released(protocol: str) -> None:
     method, batch = made(protocol), images(6)
-    together, alone = method.answer(batch).logits[3], method.answer(batch[3:4]).logits[0]
-    other_company = method.answer(batch.flip(0)).logits[2]
+    together, alone = method.predict(batch).logits[3], method.predict(batch[3:4]).logits[0]
+    other_company = method.predict(batch.flip(0)).logits[2]
     if protocol == "honest":
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
         torch.testing.assert_close(together, other_company, rtol=0, atol=1e-5)
@@ -65,7 +65,7 @@ def test_an_answer_depends_on_the_batch_only_as_released(protocol: str) -> None:
 
 def test_an_image_alone_gets_its_own_prompt_all_the_same() -> None:
     one = images(1)
-    torch.testing.assert_close(made("released").answer(one).logits, made("honest").answer(one).logits)
+    torch.testing.assert_close(made("released").predict(one).logits, made("honest").predict(one).logits)
 
 
 def test_training_and_class_statistics_leak_too() -> None:

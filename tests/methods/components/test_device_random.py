@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from caprompt.methods.components.device_random import Chance, hashed
+from caprompt.methods.components.device_random import DeviceRandom, hash_words
 
 
-def seeded(seed: int = 0) -> Chance:
-    chance = Chance()
+def seeded(seed: int = 0) -> DeviceRandom:
+    chance = DeviceRandom()
     chance.seed(torch.Generator().manual_seed(seed))
     return chance
 
@@ -24,7 +24,7 @@ def test_numbers_follow_from_the_seed_and_go_on_where_a_saved_one_stopped() -> N
     one.below(10, 7)
     same.below(10, 3)
     same.below(10, 4)
-    resumed = Chance()
+    resumed = DeviceRandom()
     resumed.load_state_dict(one.state_dict())
     following = one.below(1000, 20)
     assert torch.equal(following, same.below(1000, 20))
@@ -36,7 +36,7 @@ def test_numbers_follow_from_the_seed_and_go_on_where_a_saved_one_stopped() -> N
 def test_the_hash_is_one_to_one_where_counters_meet() -> None:
     """Different counters give different words, also around the end of the 32 bits, where they start anew."""
     counters = torch.arange(2**32 - 5000, 2**32 + 5000)
-    assert len(hashed(counters).unique()) == 10_000
-    assert torch.equal(hashed(counters[5000:]), hashed(torch.arange(5000)))
-    assert int(hashed(counters).min()) >= 0
-    assert int(hashed(counters).max()) < 2**32
+    assert len(hash_words(counters).unique()) == 10_000
+    assert torch.equal(hash_words(counters[5000:]), hash_words(torch.arange(5000)))
+    assert int(hash_words(counters).min()) >= 0
+    assert int(hash_words(counters).max()) < 2**32

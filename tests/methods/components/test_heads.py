@@ -5,7 +5,7 @@ import torch
 
 from caprompt.errors import OptionError
 from caprompt.methods.components.heads import FIRST_SCALE, CosineHead, ScoreOptions, cosines
-from caprompt.methods.options import check
+from caprompt.methods.options import validate_options
 
 
 def test_cosines_are_those_of_every_pair() -> None:
@@ -37,4 +37,4 @@ def test_the_scale_is_learned_unless_given(scale: float | None, learned: list[st
 def test_the_scale_of_scores_may_change_at_prediction() -> None:
     assert ScoreOptions.at_prediction >= {"precision", "scale"}
     with pytest.raises(OptionError, match="greater than 0"):
-        check(ScoreOptions, {"scale": 0}, "ncm")
+        validate_options(ScoreOptions, {"scale": 0}, "ncm")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from grids import pretended
 
+from caprompt.metrics import MeanStd
 from caprompt.reproduce.evidence import Row
 from caprompt.reproduce.published import published
 from caprompt.reproduce.scales import scale
-from caprompt.reproduce.tables import Figure
 
 HEADINGS = [
     "digits ACC",
@@ -40,7 +40,7 @@ def test_published_and_ours_in_lines_of_their_own(name: str, tmp_path: Path) -> 
         assert (theirs.source, ours.source, ours.protocol) == ("published", "ours", "honest")
         assert theirs.entries[0] == ""
         assert theirs.entries[2] == published(name, theirs.labels[0], "cifar100", "ACC")
-        assert isinstance(ours.entries[0], Figure)
+        assert isinstance(ours.entries[0], MeanStd)
         assert ours.entries[0].seeds == 2
         assert set(ours.entries[2:]) == {"other scale"}
     leaking = {line.labels[0] for line in shown.sheet.lines if line.protocol == "leaks"}
@@ -53,7 +53,7 @@ def test_the_ablation_has_five_rows(tmp_path: Path) -> None:
     lines = evidence.target.present(evidence).sheet.lines
     assert len(lines) == 10
     assert len({line.entries[0] for line in lines[1::2]}) == 5
-    assert lines[0].entries[2:] == (Figure(74.51, None, 3), Figure(3.01, None, 3))
+    assert lines[0].entries[2:] == (MeanStd(74.51, None, 3), MeanStd(3.01, None, 3))
 
 
 def test_given_tasks_are_no_honest_figures(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_given_tasks_are_no_honest_figures(tmp_path: Path) -> None:
     assert [line.protocol for line in sheet.lines] == ["leaks", "oracle"] * 2
     leaking = pretended("table-taskid", tmp_path, protocol="released")
     assert [line.protocol for line in leaking.target.present(leaking).sheet.lines] == ["leaks", "released oracle"] * 2
-    assert sheet.lines[1].entries[0] == Figure(90.5, pytest.approx(0.7071, abs=1e-3), 2)
+    assert sheet.lines[1].entries[0] == MeanStd(90.5, pytest.approx(0.7071, abs=1e-3), 2)
     assert sheet.headings[3:] == ["digits ACC", "CIFAR-100 ACC", "ImageNet-R ACC", "CUB200 ACC"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from grids import pretended
 
-from caprompt.reproduce.tables import Figure
+from caprompt.metrics import MeanStd
 from caprompt.reproduce.targets.class_orders import RIVALS
 from caprompt.reproduce.targets.registry import TARGETS
 
@@ -21,10 +21,10 @@ def test_every_order_has_a_column_and_means_follow(tmp_path: Path) -> None:
     assert [line.labels[1] for line in lines] == [row.label for row in RIVALS]
     for line in lines:
         first, second, mean, lost = line.entries
-        assert isinstance(first, Figure)
-        assert isinstance(mean, Figure)
-        assert isinstance(lost, Figure)
-        assert second == Figure(first.mean + 2)  # each cell pretends a point more than the one before, and one for its seed
+        assert isinstance(first, MeanStd)
+        assert isinstance(mean, MeanStd)
+        assert isinstance(lost, MeanStd)
+        assert second == MeanStd(first.mean + 2)  # each cell pretends a point more than the one before, and one for its seed
         assert mean.mean == pytest.approx(first.mean + 1)
         assert (mean.seeds, lost.seeds) == (2, 2)
 
@@ -36,8 +36,8 @@ def test_an_order_that_was_not_run_is_said_to_be_missing_and_the_mean_is_of_the_
     lines = [line for line in evidence.target.present(evidence).sheet.lines if line.labels == ("digits", RIVALS[0].label)]
     first, second, mean, _ = lines[0].entries
     assert first == "not run"
-    assert isinstance(second, Figure)
-    assert mean == Figure(second.mean)
+    assert isinstance(second, MeanStd)
+    assert mean == MeanStd(second.mean)
 
 
 def test_all_have_the_budget_and_ours_is_the_last() -> None:

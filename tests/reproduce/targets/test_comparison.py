@@ -10,23 +10,23 @@ from grids import pretended
 from helpers import quick_options, squares
 
 from caprompt import ContinualClassifier
-from caprompt.data import read
-from caprompt.methods import registered
+from caprompt.data import read_source
+from caprompt.methods import list_methods
+from caprompt.metrics import MeanStd
 from caprompt.reproduce.measures import costs
 from caprompt.reproduce.plan import plan
 from caprompt.reproduce.scales import scale
-from caprompt.reproduce.tables import Figure
 from caprompt.reproduce.targets.comparison import ROWS, SPEED_FILE
 from caprompt.reproduce.targets.registry import TARGETS
 
 
 def test_every_method_is_in_it() -> None:
-    assert {row.method for row in ROWS} == set(registered())
+    assert {row.method for row in ROWS} == set(list_methods())
 
 
 def test_all_have_the_budget_also_where_the_scale_has_another_preset(tmp_path: Path) -> None:
     _, cells = plan(TARGETS["comparison"], scale("tiny", seeds=1), tmp_path)
-    usual = {name: scale("tiny").cell(name, {}, "digits", "", 0, ()).config.options for name in registered()}
+    usual = {name: scale("tiny").cell(name, {}, "digits", "", 0, ()).config.options for name in list_methods()}
     for cell in cells:
         for name in ("flip", "crop_scale", "test_crop", "normalise", "batch_size"):
             assert cell.config.options[name] == usual[cell.config.method][name]
@@ -49,8 +49,8 @@ def test_a_line_for_each_in_the_units_of_its_columns(tmp_path: Path) -> None:
     )
     assert shown.sheet.headings[4:] == [*metrics, *costly]
     trained, kept, passes = digits[0].entries[6:]
-    assert (trained, passes) == (Figure(2.5, 0.0, 2), Figure(2.0, 0.0, 2))
-    assert isinstance(kept, Figure)
+    assert (trained, passes) == (MeanStd(2.5, 0.0, 2), MeanStd(2.0, 0.0, 2))
+    assert isinstance(kept, MeanStd)
     assert kept.mean == pytest.approx(2.0005)
     others = [line for line in shown.sheet.lines if line.labels[0] != "digits"]
     assert {line.labels[1] for line in others} == {"every row"}
@@ -65,7 +65,7 @@ def test_speeds_that_were_measured_with_the_same_backbone_stand_beside(tmp_path:
     (evidence.home / SPEED_FILE).write_text(json.dumps({"backbone": backbone, "rows": found}))
     sheet = evidence.target.present(evidence).sheet
     assert (sheet.headings[-3:] == ["trained images/s", "rest, s", "answers/s"]) == same
-    assert (list(sheet.lines[2].entries[-3:]) == [Figure(70.0), "", Figure(90.5)]) == same
+    assert (list(sheet.lines[2].entries[-3:]) == [MeanStd(70.0), "", MeanStd(90.5)]) == same
     assert (list(sheet.lines[1].entries[-3:]) == ["", "", ""]) == same
     assert any("benchmarks/methods.py" in note for note in sheet.notes) == same
 
@@ -75,10 +75,10 @@ def test_what_a_model_keeps(backbone: Path) -> None:
     images = squares(["red", "green", "blue"])
     model = ContinualClassifier("ncm", backbone, **quick_options("ncm"))
     model.learn(images)
-    assert costs(model, read(images)) == {"numbers": 0, "bytes_per_class": 4 * 33, "mean_passes": 1.0}
+    assert costs(model, read_source(images)) == {"numbers": 0, "bytes_per_class": 4 * 33, "mean_passes": 1.0}
     model = ContinualClassifier("caprompt", backbone, **quick_options("caprompt"))
     model.learn(images)
-    found = costs(model, read(images))
+    found = costs(model, read_source(images))
     assert found["numbers"] == 2 * 2 * 2 * 32 + 3 * 33  # 2 layers of 2 keys and 2 values; the head
     assert found["mean_passes"] == 2.0
     half = 4 * 50 * 101 / 3  # of the regression's sums over images, which are symmetric and shared by the classes

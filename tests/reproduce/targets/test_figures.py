@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from grids import pretended
 
+from caprompt.metrics import MeanStd, mean_std
 from caprompt.reproduce.plots import save
-from caprompt.reproduce.tables import Figure, mean_of
 from caprompt.reproduce.targets.figures import laid_out, straightness
 
 COLUMNS = {"fig-curve": 3, "fig-cycles": 6, "fig-tsne": 1, "fig-params": 3, "fig-hyper": 2}
@@ -23,7 +23,7 @@ def test_rows_columns_and_a_picture(name: str, tmp_path: Path) -> None:
     assert len(own) == COLUMNS[name]
     for line in shown.sheet.lines:
         assert len(line.entries) == len(shown.sheet.columns)
-        assert all(isinstance(entry, Figure) for entry in line.entries[: len(own)])
+        assert all(isinstance(entry, MeanStd) for entry in line.entries[: len(own)])
         assert set(line.entries[len(own) :]) == {"other scale"}
     assert any("without numbers" in note for note in shown.sheet.notes)
     svg, _ = save(shown.pictures[""], tmp_path / name)
@@ -34,7 +34,7 @@ def test_the_curve_is_the_mean_after_each_task(tmp_path: Path) -> None:
     evidence = pretended("fig-curve", tmp_path)
     runs = evidence.runs(evidence.target.rows[0], "digits")
     assert not isinstance(runs, str)
-    second = mean_of([sum(run.matrix[1]) / 2 for run in runs])
+    second = mean_std([sum(run.matrix[1]) / 2 for run in runs])
     assert evidence.target.present(evidence).sheet.lines[0].entries[1] == second
 
 
@@ -49,7 +49,7 @@ def test_leaking_figures_are_marked_in_pictures(name: str, tmp_path: Path) -> No
 def test_parameters_are_told_in_those_of_caprompt(tmp_path: Path) -> None:
     evidence = pretended("fig-params", tmp_path)
     lines = evidence.target.present(evidence).sheet.lines
-    assert [line.entries[1].mean for line in lines if isinstance(line.entries[1], Figure)] == [2.5] * 7 + [1.0] * 2
+    assert [line.entries[1].mean for line in lines if isinstance(line.entries[1], MeanStd)] == [2.5] * 7 + [1.0] * 2
 
 
 def test_rows_in_the_plane_and_on_a_line() -> None:

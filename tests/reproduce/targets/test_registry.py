@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from caprompt.errors import UnknownNameError
-from caprompt.methods import find
-from caprompt.reproduce.targets.registry import TARGETS, chosen
+from caprompt.methods import get_method
+from caprompt.reproduce.targets.registry import TARGETS, select_targets
 
 NAMES = ["table1", "table2", "table3", "ablation", "table-taskid", "table-backbones"]
 NAMES += ["fig-curve", "fig-cycles", "fig-tsne", "fig-params", "fig-hyper", "theorem", "comparison", "orders"]
@@ -12,7 +12,7 @@ NAMES += ["fig-curve", "fig-cycles", "fig-tsne", "fig-params", "fig-hyper", "the
 
 def test_every_table_and_figure_of_the_paper_and_one_more() -> None:
     assert list(TARGETS) == NAMES
-    assert [target.name for target in chosen(("all",))] == NAMES
+    assert [target.name for target in select_targets(("all",))] == NAMES
 
 
 def test_rows_can_be_run() -> None:
@@ -20,10 +20,10 @@ def test_rows_can_be_run() -> None:
         labels = [row.label for row in target.rows]
         assert len(labels) == len(set(labels))
         for row in target.rows:
-            assert row.options.keys() <= {*find(row.method).options_class.model_fields, "joint"}
+            assert row.options.keys() <= {*get_method(row.method).options_class.model_fields, "joint"}
 
 
 def test_unknown_targets_are_refused_with_a_hint() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown target 'tabel1' \(did you mean 'table1'\?\); there are: ablation, all"):
-        chosen(("table2", "tabel1"))
-    assert [target.name for target in chosen(("table2", "table2"))] == ["table2"]
+        select_targets(("table2", "tabel1"))
+    assert [target.name for target in select_targets(("table2", "table2"))] == ["table2"]

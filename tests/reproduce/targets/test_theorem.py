@@ -4,8 +4,8 @@ from pathlib import Path
 
 from grids import pretended
 
+from caprompt.metrics import MeanStd
 from caprompt.reproduce.plots import save
-from caprompt.reproduce.tables import Figure
 
 
 def test_every_way_to_train_on_every_data_set(tmp_path: Path) -> None:
@@ -21,8 +21,8 @@ def test_every_way_to_train_on_every_data_set(tmp_path: Path) -> None:
     ]
     first, absent = shown.sheet.lines[0], shown.sheet.lines[5]
     assert shown.sheet.headings[4:6] == ["E1", "E2"]
-    assert first.entries[0] == Figure(0.5, 0.0, 2)
-    assert isinstance(first.entries[1], Figure)
+    assert first.entries[0] == MeanStd(0.5, 0.0, 2)
+    assert isinstance(first.entries[1], MeanStd)
     assert first.entries[1].mean == 1.1
     assert set(absent.entries) == {"other scale"}
     assert len(shown.sheet.lines) == 5 + 3

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from caprompt.cli.arguments import AsJson, Device, SkipBad
-from caprompt.cli.console import out, tell_skipped, tell_warnings
+from caprompt.cli.console import out, print_skipped, print_warnings
 from caprompt.errors import CapromptError
 from caprompt.protocols import warning
 
@@ -52,22 +52,22 @@ def audit(
     """
     from caprompt.classifier import ContinualClassifier
     from caprompt.cli.tables import audit_table
-    from caprompt.experiments.audit import above_joint, doubts_about, images_of, joint_figures, keep_with_run
     from caprompt.experiments.audit import audit as examine
+    from caprompt.experiments.audit import find_data_warnings, joint_warning, load_audit_images, read_joint_summary, save_with_run
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
-    test, trained_on = images_of(source, train)
-    reference = joint_figures(joint, classifier) if joint else None
+    test, trained_on = load_audit_images(source, train)
+    reference = read_joint_summary(joint, classifier) if joint else None
     found = examine(classifier, test, skip_bad=skip_bad)
-    doubts = [warning(classifier.method.options), *doubts_about(classifier, model, source, test, trained_on)]
-    doubts.append(above_joint(found, reference, str(joint)) if reference else None)
+    doubts = [warning(classifier.method.options), *find_data_warnings(classifier, model, source, test, trained_on)]
+    doubts.append(joint_warning(found, reference, str(joint)) if reference else None)
     warnings = [doubt for doubt in doubts if doubt]
-    tell_skipped(found.skipped)
-    tell_warnings(warnings)
+    print_skipped(found.skipped)
+    print_warnings(warnings)
     if as_json:
         document = {**found.as_dict(), "warnings": warnings}
         print(json.dumps(document, indent=2))
-        keep_with_run(model, {**document, "source": source})
+        save_with_run(model, {**document, "source": source})
     else:
         out.print(audit_table(found))
     if not found.clean:

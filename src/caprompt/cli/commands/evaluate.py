@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from caprompt.cli.arguments import AsJson, Cycles, Device, SkipBad, parse_cycles
-from caprompt.cli.console import out, tell_skipped, warn_of
+from caprompt.cli.console import out, print_protocol_warning, print_skipped
 from caprompt.protocols import HONEST
 
 __all__ = ["evaluate"]
@@ -46,8 +46,8 @@ def evaluate(
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     found = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, **parse_cycles(cycles))
-    tell_skipped(found.skipped)
-    warn_of(classifier)
+    print_skipped(found.skipped)
+    print_protocol_warning(classifier)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
-from caprompt.cli.console import err, out, tell_skipped, warn_of
+from caprompt.cli.console import err, out, print_protocol_warning, print_skipped
 from caprompt.errors import InputError, OptionError, StoppedError
 
 if TYPE_CHECKING:
@@ -56,19 +56,19 @@ def learn(
     restart
         Give up a call that was stopped, and begin it anew.
     """
-    from caprompt.callbacks.progress_bar import Display
+    from caprompt.callbacks.progress_bar import ProgressBar
 
-    given = arguments.gathered(config, set_ or [])
+    given = arguments.collect_settings(config, set_ or [])
     given |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
-    classifier = open_for_learning(model, given, resume, restart, device)
+    classifier = open_model(model, given, resume, restart, device)
     before, calls = len(classifier.classes), classifier.calls
     try:
-        with Display(err) as listen:
+        with ProgressBar(err) as listen:
             samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
     except KeyboardInterrupt:
-        raise StoppedError(after_interrupt(model, calls)) from None
-    tell_skipped(samples.skipped)
-    warn_of(classifier)
+        raise StoppedError(interrupt_message(model, calls)) from None
+    print_skipped(samples.skipped)
+    print_protocol_warning(classifier)
     new = classifier.classes[before:]
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
@@ -76,27 +76,27 @@ def learn(
     out.print(sentence)
 
 
-def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
+def open_model(folder: Path, given: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
     """The model in a folder, or a new one with these settings; settings of training belong to the model's beginning."""
     from caprompt import checkpoint, methods
-    from caprompt.checkpoint.model import call_was_stopped
+    from caprompt.checkpoint.model import has_stopped_call
     from caprompt.classifier import ContinualClassifier
-    from caprompt.experiments.config import divided
+    from caprompt.experiments.config import split_settings
 
     if resume:
         return resumable(folder, given, device)
-    if not restart and call_was_stopped(folder):
+    if not restart and has_stopped_call(folder):
         raise InputError(f"learning was stopped in '{folder}'; go on with it with --resume, or give it up with --restart")
     if checkpoint.exists(folder):
         for name in given:
             if name != "backbone":
                 raise OptionError(f"'{folder}' exists, and '{name}' can only be set when a model is begun")
         return ContinualClassifier.load(folder, backbone=given.get("backbone"), device=device)
-    if folder.exists() and not only_leftovers(folder):
+    if folder.exists() and not is_unfinished_folder(folder):
         raise InputError(f"'{folder}' exists but is not a caprompt model; choose another name")
     method = str(given.get("method", "caprompt"))
-    known = list(methods.find(method).options_class.model_fields)
-    chosen, options = divided(given, ["method", "backbone", "seed"], known, owner=method)
+    known = list(methods.get_method(method).options_class.model_fields)
+    chosen, options = split_settings(given, ["method", "backbone", "seed"], known, owner=method)
     if "backbone" in chosen:
         chosen["backbone"] = str(chosen["backbone"])
     return ContinualClassifier(device=device, **chosen, **options)
@@ -104,29 +104,29 @@ def open_for_learning(folder: Path, given: Mapping[str, Any], resume: bool, rest
 
 def resumable(folder: Path, given: Mapping[str, Any], device: str) -> ContinualClassifier:
     """The model whose learning was stopped."""
-    from caprompt.checkpoint.model import call_was_stopped
+    from caprompt.checkpoint.model import has_stopped_call
     from caprompt.classifier import ContinualClassifier
 
     if given:
         raise OptionError(f"a stopped call goes on as it began; leave out {', '.join(sorted(given))}")
-    if not call_was_stopped(folder):
+    if not has_stopped_call(folder):
         raise InputError(f"nothing was stopped in '{folder}', so there is nothing to resume; learn without --resume")
     return ContinualClassifier.unfinished(folder, device=device) or ContinualClassifier.load(folder, device=device)
 
 
-def only_leftovers(folder: Path) -> bool:
+def is_unfinished_folder(folder: Path) -> bool:
     """Is there nothing in this folder, or only what a stopped first call left?"""
     from caprompt.checkpoint.model import IN_PROGRESS
 
     return folder.is_dir() and all(path.name in {IN_PROGRESS, ".next", ".ready"} for path in folder.iterdir())
 
 
-def after_interrupt(folder: Path, calls_before: int) -> str:
+def interrupt_message(folder: Path, calls_before: int) -> str:
     """What Ctrl-C during `learn` has left, in a sentence."""
     from caprompt import checkpoint
-    from caprompt.checkpoint.model import call_was_stopped
+    from caprompt.checkpoint.model import has_stopped_call
 
-    if call_was_stopped(folder):
+    if has_stopped_call(folder):
         return "Stopped; --resume goes on after the last whole epoch."
     if checkpoint.exists(folder) and checkpoint.read_config(folder)["calls"] > calls_before:
         return f"Stopped, but everything had been learned and saved in '{folder}' already."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caprompt.cli.arguments import AsJson, Cycles, Device, SkipBad, parse_cycles
-from caprompt.cli.console import out, tell_skipped, warn_of
+from caprompt.cli.console import out, print_protocol_warning, print_skipped
 from caprompt.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,19 +51,19 @@ def predict(
     """
     from caprompt.classifier import ContinualClassifier
     from caprompt.cli.tables import prediction_table
-    from caprompt.data.sources import pictures_in
+    from caprompt.data.sources import list_images
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
-    named, skipped = name_pictures(classifier, pictures_in(images), top, skip_bad, parse_cycles(cycles))
-    tell_skipped(skipped)
-    mark = warn_of(classifier)
+    named, skipped = predict_files(classifier, list_images(images), top, skip_bad, parse_cycles(cycles))
+    print_skipped(skipped)
+    mark = print_protocol_warning(classifier)
     if as_json:
         print(json.dumps([{"image": str(path), **found.as_dict(), **mark} for path, found in named], indent=2))
     else:
         out.print(prediction_table([str(path) for path, _ in named], [found for _, found in named], top))
 
 
-def name_pictures(
+def predict_files(
     model: ContinualClassifier, paths: Sequence[Path], top: int, skip_bad: bool, options: Mapping[str, Any]
 ) -> tuple[list[tuple[Path, Prediction]], list[str]]:
     """Predictions for the pictures that can be read, and a sentence about each that cannot (without `skip_bad`, an error)."""

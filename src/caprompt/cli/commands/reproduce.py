@@ -10,7 +10,7 @@ from rich.console import Console
 
 from caprompt.cli import arguments
 from caprompt.cli.arguments import Device, Set
-from caprompt.cli.console import err, out, tell_warnings
+from caprompt.cli.console import err, out, print_warnings
 from caprompt.errors import InputError, StoppedError
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def reproduce(
         Say what can be reproduced, and at which scales.
     """
     if list_ or not targets:
-        tell_targets()
+        print_targets()
         return
     from caprompt.reproduce.plan import checked, leaking, plan
     from caprompt.reproduce.scales import scale as find_scale
-    from caprompt.reproduce.targets.registry import chosen
+    from caprompt.reproduce.targets.registry import select_targets
 
-    wanted = chosen(targets)
-    given = checked(arguments.gathered(None, set_ or []), wanted)
+    wanted = select_targets(targets)
+    given = checked(arguments.collect_settings(None, set_ or []), wanted)
     size = find_scale(scale, backbone=backbone, seeds=seeds, settings=given)
     if protocol == "released":
         wanted = [leaking(target) for target in wanted]
@@ -83,7 +83,7 @@ def reproduce(
         tell(evidence, out_folder / (scale if protocol == "honest" else f"{scale}-released") / evidence.target.name)
 
 
-def tell_targets() -> None:
+def print_targets() -> None:
     """The targets and the scales."""
     from caprompt.cli.tables import listing
     from caprompt.reproduce.scales import scales
@@ -96,16 +96,16 @@ def tell_targets() -> None:
 
 def run_all(found: list[tuple[Evidence, list[Cell]]], home: Path, jobs: int, device: str) -> None:
     """Run every cell that is not done, those that several targets need once."""
-    from caprompt.cli.grid_progress import GridDisplay
+    from caprompt.cli.grid_progress import GridProgressBar
     from caprompt.experiments.grid import is_done, run_grid
-    from caprompt.reproduce.plan import merged, why_nothing
+    from caprompt.reproduce.plan import explain_no_cells, merged
 
     cells = merged([cell for _, own in found for cell in own])
     if not cells:
-        raise InputError(why_nothing(found[0][0]))
+        raise InputError(explain_no_cells(found[0][0]))
     done = sum(is_done(home / cell.name, cell.measures) for cell in cells)
     try:
-        with GridDisplay(err, home, len(cells), done) as watch:
+        with GridProgressBar(err, home, len(cells), done) as watch:
             run_grid(cells, home, jobs=jobs, device=device, watch=watch)
     except KeyboardInterrupt:
         raise StoppedError("Stopped; the same command goes on where it was.") from None
@@ -125,5 +125,5 @@ def tell(evidence: Evidence, folder: Path) -> None:
     console.print(table)
     for note in shown.sheet.notes:
         out.print(f"- {note}.", soft_wrap=True, style="dim")
-    tell_warnings([note for note in evidence.notes() if note.startswith("failed")])
+    print_warnings([note for note in evidence.notes() if note.startswith("failed")])
     out.print(f"saved in {folder}", soft_wrap=True)

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
-from caprompt.cli.console import err, out, tell_skipped, tell_warnings
+from caprompt.cli.console import err, out, print_skipped, print_warnings
 from caprompt.errors import OptionError, StoppedError
 from caprompt.protocols import kind, single
 
 if TYPE_CHECKING:
-    from caprompt.callbacks.events import Listener
-    from caprompt.experiments.run_folder import Results
+    from caprompt.callbacks.events import Callback
+    from caprompt.experiments.run_folder import RunResult
 
 __all__ = ["run", "run_seeds"]
 
@@ -91,7 +91,10 @@ def run(
         Write figures for TensorBoard into the run's folder; needs the extra caprompt[track].
     """
     flags = {"dataset": dataset, "method": method, "backbone": backbone, "order": order, "seed": seed, "validation": validation}
-    given = {**arguments.gathered(config, set_ or []), **{name: value for name, value in flags.items() if value is not None}}
+    given = {
+        **arguments.collect_settings(config, set_ or []),
+        **{name: value for name, value in flags.items() if value is not None},
+    }
     if tasks is not None:
         given["tasks"] = arguments.parse_tasks(tasks)
     if protocol is not None:
@@ -115,37 +118,37 @@ def run_seeds(
     *,
     watch: bool = False,
     tensorboard: bool = False,
-) -> list[Results]:
+) -> list[RunResult]:
     """Run one experiment per seed and print what came out; with `watch` also the accuracy curve after each task."""
-    from caprompt.callbacks.events import together
-    from caprompt.callbacks.progress_bar import Display
-    from caprompt.callbacks.tensorboard import Board
-    from caprompt.callbacks.terminal_curve import Watch
+    from caprompt.callbacks.events import compose
+    from caprompt.callbacks.progress_bar import ProgressBar
+    from caprompt.callbacks.tensorboard import TensorBoardWriter
+    from caprompt.callbacks.terminal_curve import TerminalCurve
     from caprompt.cli.tables import run_table, seeds_table
-    from caprompt.experiments.config import preset_settings, run_config
+    from caprompt.experiments.config import build_run_config, preset_settings
     from caprompt.experiments.execution import run_experiment
-    from caprompt.experiments.run_folder import read_plan, run_folder, title
+    from caprompt.experiments.run_folder import choose_run_folder, read_plan, run_title
 
     if seeds < 1:
         raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
-    config = run_config({**preset_settings(preset_name, given), **given})
-    found: dict[int, Results] = {}
+    config = build_run_config({**preset_settings(preset_name, given), **given})
+    found: dict[int, RunResult] = {}
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
-        home = run_folder(seeded, folder, resume, several=seeds > 1)
-        others: list[Listener] = [Watch(console)] if watch else []
+        home = choose_run_folder(seeded, folder, resume, several=seeds > 1)
+        others: list[Callback] = [TerminalCurve(console)] if watch else []
         if tensorboard:
-            others.append(Board(home / "tensorboard"))
-        with Display(err) as display:
-            listen = together(display, *others)
+            others.append(TensorBoardWriter(home / "tensorboard"))
+        with ProgressBar(err) as display:
+            listen = compose(display, *others)
             found[seed] = run_experiment(seeded, home, resume=resume, skip_bad=skip_bad, device=device, listen=listen)
         plan = read_plan(home)
-        tell_skipped(plan["skipped"])
-        tell_warnings(plan.get("warnings", []))
+        print_skipped(plan["skipped"])
+        print_warnings(plan.get("warnings", []))
         console.print(run_table(found[seed]))
         console.print(f"saved in {home}", soft_wrap=True)
     console.print(seeds_table(found))
-    console.print(f"{title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
+    console.print(f"{run_title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
     protocol = single(results.protocol for results in found.values())
     console.print(f"protocol {protocol}", style="dim" if kind(protocol) == "honest" else "bold yellow")
     return list(found.values())

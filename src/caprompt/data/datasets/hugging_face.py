@@ -13,7 +13,7 @@ from typing import Any
 
 from caprompt.data.datasets._locations import data_folders
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read_source
 from caprompt.errors import DataError
 
 __all__ = ["PREFIX", "load_hugging_face"]
@@ -27,7 +27,7 @@ def load_hugging_face(name: str) -> tuple[Samples, Samples | None]:
         raise DataError(f"'{PREFIX}{name}' is not a data set of the Hugging Face hub; write {PREFIX}owner/name")
     places = [place / "hf" / name.replace("/", "--") for place in data_folders()]
     folder = next((place for place in places if place.is_dir()), None) or _written(name, places[0])
-    return read(folder / "train"), read(folder / "test") if (folder / "test").is_dir() else None
+    return read_source(folder / "train"), read_source(folder / "test") if (folder / "test").is_dir() else None
 
 
 def _written(name: str, folder: Path) -> Path:

@@ -17,9 +17,9 @@ from caprompt.data.datasets._integrity import check_classes, check_count, check_
 from caprompt.data.datasets._locations import Official, opened
 from caprompt.data.datasets._split_lists import read_list, stratified, write_list
 from caprompt.data.datasets._wordnet import class_names
-from caprompt.data.images import Picture
+from caprompt.data.images import ImageInput
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read_source
 from caprompt.errors import DataError
 
 __all__ = ["IMAGENET_R", "load_imagenet_r"]
@@ -39,7 +39,9 @@ def load_imagenet_r(folder: Path | None = None, classes: int = 200, images: int 
     """Training and test images, 24,000 and 6,000; classes are called like "n01443537 goldfish"."""
     folder = folder or opened(IMAGENET_R)
     divided = all((folder / part).is_dir() for part in ("train", "test"))
-    train, test = (read(folder / "train"), read(folder / "test")) if divided else _divided_by_us(folder, classes, images)
+    train, test = (
+        (read_source(folder / "train"), read_source(folder / "test")) if divided else _divided_by_us(folder, classes, images)
+    )
     numbers = sorted({*train.classes, *test.classes})
     check_count(folder, "classes", len(numbers), classes)
     check_classes(folder, train, test, numbers)
@@ -51,7 +53,7 @@ def load_imagenet_r(folder: Path | None = None, classes: int = 200, images: int 
 
 
 def _divided_by_us(folder: Path, classes: int, images: int) -> tuple[Samples, Samples]:
-    found = read(folder)
+    found = read_source(folder)
     check_count(folder, "classes", len(found.classes), classes)
     lists = [path for part in ("train", "test") if (path := _given_list(folder, part))]
     if len(lists) == 1:
@@ -86,7 +88,7 @@ def _by_our_rule(folder: Path, found: Samples) -> tuple[Samples, Samples]:
     return _samples(folder, train), _samples(folder, test)
 
 
-def _relative(folder: Path, picture: Picture) -> str:
+def _relative(folder: Path, picture: ImageInput) -> str:
     assert isinstance(picture, Path)
     return picture.relative_to(folder).as_posix()
 

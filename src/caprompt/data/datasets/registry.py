@@ -21,11 +21,11 @@ from caprompt.data.datasets.hugging_face import PREFIX, load_hugging_face
 from caprompt.data.datasets.imagenet_r import IMAGENET_R, load_imagenet_r
 from caprompt.data.datasets.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read_source
 from caprompt.data.tasks import hold_out
 from caprompt.errors import DataError, UnknownNameError
 
-__all__ = ["DATASETS", "Dataset", "DatasetInfo", "fetch_dataset", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "download_dataset", "load_dataset"]
 
 FOLDER_TASKS = 5  # where nobody says how many
 MANY_IMAGES = {"projections": 10_000}  # a regression on tens of thousands of images has use for a wide projection
@@ -130,12 +130,12 @@ def load_dataset(name_or_path: str | Path, seed: int = 0, test_share: float = 0.
     path = Path(name_or_path).expanduser()
     if not path.exists() and path.name == name_or_path and not path.suffix:
         raise UnknownNameError("data set", path.name, DATASETS)  # a bare word was meant as a name
-    train, test = _divided(path) or _split(read(path), str(path), seed, test_share)
+    train, test = _divided(path) or _split(read_source(path), str(path), seed, test_share)
     name = path.stem if path.is_file() else path.resolve().name
     return Dataset(name, train, test, min(FOLDER_TASKS, len(train.classes)), {})
 
 
-def fetch_dataset(name: str, on_progress: Progress | None = None) -> None:
+def download_dataset(name: str, on_progress: Progress | None = None) -> None:
     """Download and unpack a data set by name, unless it is here; `on_progress` is told the bytes here and in all."""
     if name not in DATASETS:
         raise UnknownNameError("data set", name, DATASETS)
@@ -149,7 +149,7 @@ def _divided(path: Path) -> tuple[Samples, Samples] | None:
     test_folder = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
     if test_folder is None or not (path / "train").is_dir():
         return None
-    train, test = read(path / "train"), read(test_folder)
+    train, test = read_source(path / "train"), read_source(test_folder)
     unmatched = sorted(set(train.classes) ^ set(test.classes))
     if unmatched:
         raise DataError(f"class '{unmatched[0]}' is in only one of '{path / 'train'}' and '{test_folder}'; every class needs both")

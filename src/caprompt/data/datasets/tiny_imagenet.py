@@ -12,7 +12,7 @@ from caprompt.data.datasets._integrity import check_classes, check_count, check_
 from caprompt.data.datasets._locations import Official, opened
 from caprompt.data.datasets._wordnet import class_names
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read
+from caprompt.data.sources import read_source
 from caprompt.errors import DataError
 
 __all__ = ["TINY_IMAGENET", "load_tiny_imagenet"]
@@ -36,14 +36,14 @@ def load_tiny_imagenet(
     for part in ("train", "val"):
         if not (folder / part).is_dir() and not (part == "val" and (folder / "test").is_dir()):
             raise DataError(f"'{folder}' is damaged or incomplete: there is no folder '{part}' in it; get it anew")
-    train = read(folder / "train")
+    train = read_source(folder / "train")
     annotations = folder / "val" / "val_annotations.txt"
     if annotations.is_file():
         check_count(folder / "train", "training images", len(train), images[0])
         test = _annotated(annotations)
         check_count(annotations, "test images", len(test), images[1])
     else:
-        test = read(next(folder / part for part in ("test", "val") if (folder / part).is_dir()))
+        test = read_source(next(folder / part for part in ("test", "val") if (folder / part).is_dir()))
     check_count(folder / "train", "classes", len(train.classes), classes)
     check_classes(folder, train, test, train.classes)
     check_classes(folder, train, test, test.classes)

@@ -15,7 +15,7 @@ from typing import Any
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.utils.files import read_toml
 
-__all__ = ["names", "preset"]
+__all__ = ["list_presets", "load_preset"]
 
 HERE = Path(__file__).parent
 DEFAULT = "default"
@@ -23,23 +23,23 @@ EVERY = "*"
 NOTHING_GIVEN: Mapping[str, Any] = MappingProxyType({})
 
 
-def names() -> list[str]:
+def list_presets() -> list[str]:
     """The presets there are."""
     return sorted([DEFAULT, *(path.stem for path in HERE.glob("*.toml"))])
 
 
-def preset(name: str, method: str, dataset: str, backbone: str, given: Mapping[str, Any] = NOTHING_GIVEN) -> dict[str, Any]:
+def load_preset(name: str, method: str, dataset: str, backbone: str, given: Mapping[str, Any] = NOTHING_GIVEN) -> dict[str, Any]:
     """The settings of a preset for a method on a data set and a backbone, where these others are given; its special parts win.
 
-    >>> preset("paper", "caprompt", "cub200", "vit_base_patch16_224.orig_in21k")["batch_size"]
+    >>> load_preset("paper", "caprompt", "cub200", "vit_base_patch16_224.orig_in21k")["batch_size"]
     64
-    >>> preset("budget", "linear", "digits", "vit_mini_patch8_64.tin200_distilled")["epochs"]
+    >>> load_preset("budget", "linear", "digits", "vit_mini_patch8_64.tin200_distilled")["epochs"]
     5
-    >>> preset("budget", "caprompt", "digits", "vit_mini_patch8_64.tin200_distilled", {"classifier": "aligned"})["learning_rate"]
+    >>> load_preset("budget", "caprompt", "digits", "vit_mini_patch8_64.tin200_distilled", {"classifier": "aligned"})["learning_rate"]
     0.003
     """
-    if name not in names():
-        raise UnknownNameError("preset", name, names())
+    if name not in list_presets():
+        raise UnknownNameError("preset", name, list_presets())
     if name == DEFAULT:
         return {}
     tables = read_toml(HERE / f"{name}.toml")

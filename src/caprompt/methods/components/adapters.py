@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, ViTConfig
-from caprompt.methods.components.heads import linear_start
+from caprompt.methods.components.heads import linear_init
 from caprompt.methods.options import Options
 
 __all__ = ["Adapter", "AdapterOptions", "Branches"]
@@ -44,7 +44,7 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def restart(self, generator: torch.Generator) -> None:
         """A new adapter: V as `nn.Linear` draws its weights, all else zero."""
-        self.down.copy_(linear_start(self.down.shape, self.down.shape[2], generator))
+        self.down.copy_(linear_init(self.down.shape, self.down.shape[2], generator))
         for parameter in (self.down_bias, self.up, self.up_bias):
             parameter.zero_()
 

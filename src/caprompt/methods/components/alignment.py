@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from caprompt.methods.components.statistics import Covariance, Draw, LowRank, MultiCentroid, Statistics, Variance
 from caprompt.methods.options import Options
 from caprompt.utils import optimizers
-from caprompt.utils.cuda_graphs import recorded
-from caprompt.utils.random import generator_on
+from caprompt.utils.cuda_graphs import capture
+from caprompt.utils.random import make_generator_on
 
-__all__ = ["ReplayKind", "ReplayOptions", "align", "build"]
+__all__ = ["ReplayKind", "ReplayOptions", "align_head", "build_statistics"]
 
 ReplayKind = Literal["covariance", "low-rank", "variance", "multi-centroid", "mean"]
 
@@ -35,7 +35,7 @@ class ReplayOptions(Options):
     align_draws: int = Field(5, ge=1, description="features drawn per class and epoch, in batches (batch_size)")
 
 
-def build(options: ReplayOptions, width: int) -> Statistics:
+def build_statistics(options: ReplayOptions, width: int) -> Statistics:
     """Empty statistics of the kind that the options name."""
     if options.replay == "low-rank":
         return LowRank(width, options.rank)
@@ -44,7 +44,7 @@ def build(options: ReplayOptions, width: int) -> Statistics:
     return {"mean": Statistics, "variance": Variance, "covariance": Covariance}[options.replay](width)
 
 
-def align(
+def align_head(
     head: nn.Module,
     statistics: Statistics,
     options: ReplayOptions,
@@ -58,8 +58,8 @@ def align(
     Features come from the statistics as they are, unless the method has its own way to `draw` them.
     """
     each, device = options.align_draws * options.batch_size, statistics.mean.device
-    chance = generator_on(device, generator)
-    optimizer = optimizers.build("sgd", [(list(head.parameters()), options.align_rate)])
+    chance = make_generator_on(device, generator)
+    optimizer = optimizers.make_optimizer("sgd", [(list(head.parameters()), options.align_rate)])
     labels = torch.arange(len(statistics.mean), device=device).repeat_interleave(each)  # (C * each,)
     draw = draw or statistics.sampler()
 
@@ -70,8 +70,8 @@ def align(
             loss.backward()
             optimizer.step()
 
-    epoch_of_steps = recorded(steps, device)
+    epoch_of_steps = capture(steps, device)
     for epoch in range(options.align_epochs):
-        optimizers.set_rates(optimizer, (1 + math.cos(math.pi * epoch / options.align_epochs)) / 2)
+        optimizers.set_learning_rates(optimizer, (1 + math.cos(math.pi * epoch / options.align_epochs)) / 2)
         features = draw(each, chance).flatten(0, 1)  # (C * each, D)
         epoch_of_steps(features, torch.randperm(len(labels), generator=chance, device=device))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from caprompt.methods.options import Options
 
-__all__ = ["ReleasedOptions", "misread"]
+__all__ = ["ReleasedOptions", "mix_batch"]
 
 
 class ReleasedOptions(Options):
@@ -29,12 +29,12 @@ class ReleasedOptions(Options):
     )
 
 
-def misread(rows: Tensor) -> Tensor:
+def mix_batch(rows: Tensor) -> Tensor:
     """What each image of one batch gets in place of its own rows: (L, 2, B, n, D) -> (L, 2, B, n, D).
 
     >>> import torch
     >>> keys_and_values = torch.tensor([[0, 1, 2, 3], [10, 11, 12, 13]]).view(1, 2, 4, 1, 1)
-    >>> misread(keys_and_values).view(2, 4).tolist()
+    >>> mix_batch(keys_and_values).view(2, 4).tolist()
     [[0, 2, 10, 12], [1, 3, 11, 13]]
     """
     layers, two, batch = rows.shape[:3]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Chance"]
+__all__ = ["DeviceRandom"]
 
 WORD = 0xFFFFFFFF  # 32 bits
 
 
-class Chance(nn.Module):
+class DeviceRandom(nn.Module):
     """A counter whose hash is drawn from. Seeded anew for every task."""
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Chance(nn.Module):
         """Whole numbers from 0 to `bound` - 1, all equally likely: (count,)."""
         numbers = self.counter + torch.arange(count, device=self.counter.device)
         self.counter += count
-        return (hashed(numbers) * bound) >> 32
+        return (hash_words(numbers) * bound) >> 32
 
 
-def hashed(numbers: Tensor) -> Tensor:
+def hash_words(numbers: Tensor) -> Tensor:
     """32 well mixed bits of each number: multiplications and shifts that spread every bit over all others."""
     x = numbers & WORD
     for _ in range(2):

@@ -21,22 +21,22 @@ from torch import Tensor, nn
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.options import Options
 
-__all__ = ["CosineHead", "GrowingHead", "Head", "PrototypeHead", "ScoreOptions", "cosines", "linear_start", "with_new_rows"]
+__all__ = ["CosineHead", "Head", "LinearHead", "PrototypeHead", "ScoreOptions", "append_rows", "cosines", "linear_init"]
 
 # Public code starts a learned scale at 1, from where plain SGD brings it to ten or more within the first epoch. Adam's steps are
 # no longer than the learning rate: it would stay near 1, where no image is ever told apart from the others for sure.
 FIRST_SCALE = 10.0
 
 
-def linear_start(shape: Sequence[int], inputs: int, generator: torch.Generator) -> Tensor:
+def linear_init(shape: Sequence[int], inputs: int, generator: torch.Generator) -> Tensor:
     """First values of weights or biases of neurons with so many inputs, drawn as `nn.Linear` and `nn.Conv2d` draw them."""
     bound = inputs**-0.5
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
-def with_new_rows(rows: Tensor, count: int, inputs: int, generator: torch.Generator) -> Tensor:
+def append_rows(rows: Tensor, count: int, inputs: int, generator: torch.Generator) -> Tensor:
     """These rows, bit for bit, and behind them new ones, drawn for neurons with so many inputs."""
-    return torch.cat([rows.detach(), linear_start((count, *rows.shape[1:]), inputs, generator).to(rows)])
+    return torch.cat([rows.detach(), linear_init((count, *rows.shape[1:]), inputs, generator).to(rows)])
 
 
 class Head(nn.Module, ABC):
@@ -47,7 +47,7 @@ class Head(nn.Module, ABC):
         """Append rows; the old ones stay bit for bit."""
 
 
-class GrowingHead(Head):
+class LinearHead(Head):
     """A linear classifier, the head of most methods."""
 
     def __init__(self, width: int) -> None:
@@ -58,8 +58,8 @@ class GrowingHead(Head):
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn as `nn.Linear` draws them."""
         width = self.weight.shape[1]
-        self.weight = nn.Parameter(with_new_rows(self.weight, classes, width, generator))
-        self.bias = nn.Parameter(with_new_rows(self.bias, classes, width, generator))
+        self.weight = nn.Parameter(append_rows(self.weight, classes, width, generator))
+        self.bias = nn.Parameter(append_rows(self.bias, classes, width, generator))
 
     def forward(self, features: Tensor) -> Tensor:
         return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
@@ -92,7 +92,7 @@ class CosineHead(Head):
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
         """Append rows drawn as `nn.Linear` draws them; only their directions count."""
-        self.weight = nn.Parameter(with_new_rows(self.weight, classes, self.weight.shape[1], generator))
+        self.weight = nn.Parameter(append_rows(self.weight, classes, self.weight.shape[1], generator))
 
     def forward(self, features: Tensor) -> Tensor:
         return self.scale * cosines(features, self.weight)  # (B, D) -> (B, C)

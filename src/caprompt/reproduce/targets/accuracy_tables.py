@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from caprompt.metrics import mean_std
 from caprompt.protocols import kind, single
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import given_task
 from caprompt.reproduce.plots import dots
 from caprompt.reproduce.published import leaks, published
 from caprompt.reproduce.scales import backbone_title
-from caprompt.reproduce.tables import OURS, PUBLISHED, Column, Entry, Line, Sheet, mean_of
+from caprompt.reproduce.tables import OURS, PUBLISHED, Column, Entry, Line, ResultTable
 
 __all__ = ["IDEAS", "LINEAR", "OWN", "PROMPT_METHODS", "RECIPES", "TARGETS"]
 
@@ -53,7 +54,7 @@ def with_task(evidence: Evidence) -> Presentation:
 
     def accuracy(row: Row, dataset: str, metric: str, backbone: str) -> Entry:
         found = evidence.found(row, dataset, given_task, backbone)
-        return found if isinstance(found, str) else mean_of([each[metric] for each in found])
+        return found if isinstance(found, str) else mean_std([each[metric] for each in found])
 
     def rules(row: Row) -> str:
         found = [evidence.found(row, dataset, given_task) for dataset in evidence.datasets]
@@ -85,7 +86,7 @@ def tabulated(
     heads = ("backbone", "method") if several else ("method",)
     headings = tuple(Column(TITLES.get(dataset, dataset), metric) for dataset, metric in columns)
     leaking = (LEAK_NOTE,) if any(line.protocol == "leaks" for line in lines) else ()
-    sheet = Sheet(target.title, heads, headings, tuple(lines), (*leaking, *evidence.notes()))
+    sheet = ResultTable(target.title, heads, headings, tuple(lines), (*leaking, *evidence.notes()))
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
 

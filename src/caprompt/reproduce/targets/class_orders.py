@@ -6,9 +6,10 @@ A mean over orders can hide that a method wins in one of them alone; here every 
 from __future__ import annotations
 
 from caprompt.experiments.run_folder import read_plan
+from caprompt.metrics import MeanStd, mean_std
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.plots import dots
-from caprompt.reproduce.tables import Column, Entry, Figure, Sheet, mean_of
+from caprompt.reproduce.tables import Column, Entry, ResultTable
 from caprompt.reproduce.targets.accuracy_tables import OWN, RECIPES
 from caprompt.reproduce.targets.comparison import ROWS
 
@@ -36,11 +37,11 @@ def by_order(evidence: Evidence) -> Presentation:
         if isinstance(runs, str):
             return [runs] * len(columns)
         found = {read_plan(run.folder)["config"]["seed"]: run.summary() for run in runs}
-        each: list[Entry] = [Figure(found[seed]["ACC"]) if seed in found else "not run" for seed in seeds]
-        return [*each, *(mean_of([summary[name] for summary in found.values()]) for name in ("ACC", "AF"))]
+        each: list[Entry] = [MeanStd(found[seed]["ACC"]) if seed in found else "not run" for seed in seeds]
+        return [*each, *(mean_std([summary[name] for summary in found.values()]) for name in ("ACC", "AF"))]
 
     lines = evidence.blocks(len(columns), entries)
-    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), lines, (*NOTES, *evidence.notes()))
+    sheet = ResultTable(evidence.target.title, ("data set", "method"), tuple(columns), lines, (*NOTES, *evidence.notes()))
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 
+from caprompt.metrics import MeanStd, mean_std
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
 from caprompt.reproduce.plots import dots
 from caprompt.reproduce.scales import backbone_title
-from caprompt.reproduce.tables import Column, Entry, Figure, Sheet, mean_of
+from caprompt.reproduce.tables import Column, Entry, ResultTable
 from caprompt.reproduce.targets.accuracy_tables import PROMPT_METHODS
 
 __all__ = ["ROWS", "SPEED_FILE", "TARGETS"]
@@ -78,11 +79,13 @@ def comparison(evidence: Evidence) -> Presentation:
 
     def entries(row: Row, dataset: str) -> list[Entry]:
         metrics = [evidence.metric(row, dataset, name) for name in METRICS]
-        speed = [Figure(found) if (found := fast.get(row.label, {}).get(name)) else "" for name in SPEEDS]
+        speed = [MeanStd(found) if (found := fast.get(row.label, {}).get(name)) else "" for name in SPEEDS]
         return [*metrics, *(cost(evidence, row, dataset, name) for name in COSTS), *(speed if fast else [])]
 
     notes = (*NOTES, *([SPEED_NOTE] if fast else []), *evidence.notes())
-    sheet = Sheet(evidence.target.title, ("data set", "method"), tuple(columns), evidence.blocks(len(columns), entries), notes)
+    sheet = ResultTable(
+        evidence.target.title, ("data set", "method"), tuple(columns), evidence.blocks(len(columns), entries), notes
+    )
     picture = dots(sheet)
     return Presentation(sheet, {"": picture} if picture else {})
 
@@ -101,7 +104,7 @@ def speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
 def cost(evidence: Evidence, row: Row, dataset: str, name: str) -> Entry:
     """One of the costs, in the column's unit."""
     found, (_, unit, _) = evidence.found(row, dataset, costs), COSTS[name]
-    return found if isinstance(found, str) else mean_of([each[name] / unit for each in found])
+    return found if isinstance(found, str) else mean_std([each[name] / unit for each in found])
 
 
 TARGETS = (Target("comparison", "Every method under the same budget", ROWS, comparison, measures=(costs,), preset="budget"),)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from caprompt.metrics import incremental_accuracies
+from caprompt.metrics import MeanStd, incremental_accuracies, mean_std
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import by_cycles, costs, first_layer_keys
 from caprompt.reproduce.plots import Picture, Series, lines, scatter
-from caprompt.reproduce.tables import OURS, Column, Entry, Figure, Line, Sheet, mean_of
+from caprompt.reproduce.tables import OURS, Column, Entry, Line, ResultTable
 from caprompt.reproduce.targets.accuracy_tables import LINEAR, OWN, PROMPT_METHODS
 
 __all__ = ["TARGETS", "laid_out"]
@@ -34,7 +34,7 @@ def presentation(
     evidence: Evidence, head: str, columns: Sequence[Column], rows: Iterator[Line], picture: Picture | None
 ) -> Presentation:
     """A table of our own figures, and its picture if there is anything to draw."""
-    sheet = Sheet(evidence.target.title, (head,), tuple(columns), tuple(rows), (NO_NUMBERS, *evidence.notes()))
+    sheet = ResultTable(evidence.target.title, (head,), tuple(columns), tuple(rows), (NO_NUMBERS, *evidence.notes()))
     return Presentation(sheet, {"": picture} if picture else {})
 
 
@@ -53,7 +53,7 @@ def after_each_task(evidence: Evidence, row: Row, dataset: str) -> Series | str:
     if isinstance(runs, str):
         return runs
     columns = zip(*(incremental_accuracies(run.matrix) for run in runs), strict=True)
-    return [(task, mean_of(values)) for task, values in enumerate(columns, start=1)]
+    return [(task, mean_std(values)) for task, values in enumerate(columns, start=1)]
 
 
 def cycles(evidence: Evidence) -> Presentation:
@@ -63,7 +63,7 @@ def cycles(evidence: Evidence) -> Presentation:
         found = evidence.found(row, dataset, by_cycles)
         if isinstance(found, str):
             return found
-        return [(int(number), mean_of([each["ACC"][number] for each in found])) for number in found[0]["ACC"]]
+        return [(int(number), mean_std([each["ACC"][number] for each in found])) for number in found[0]["ACC"]]
 
     found = {(row.label, d): series(row, d) for row in evidence.target.rows for d in evidence.datasets}
     drawn = drawn_and_told(evidence, found, "cycles", "cycles")
@@ -76,7 +76,7 @@ def as_needed(evidence: Evidence) -> Iterator[str]:
         for row in evidence.target.rows:
             found = evidence.found(row, dataset, by_cycles)
             if not isinstance(found, str):
-                accuracy, passes = (mean_of([each["auto"][key] for each in found]) for key in ("ACC", "passes"))
+                accuracy, passes = (mean_std([each["auto"][key] for each in found]) for key in ("ACC", "passes"))
                 told = f"ACC {accuracy.text(2)} with {passes.text(2)} passes an image"
                 yield f"{evidence.named(row)} on {titled(dataset)}, as many cycles as each image needs: {told}"
 
@@ -111,11 +111,11 @@ def parameters(evidence: Evidence) -> Presentation:
 
     def numbers(row: Row, dataset: str) -> Entry:
         found = evidence.found(row, dataset, costs)
-        return found if isinstance(found, str) else mean_of([each["numbers"] for each in found])
+        return found if isinstance(found, str) else mean_std([each["numbers"] for each in found])
 
     def relative(row: Row, dataset: str) -> Entry:
         own, reference = numbers(row, dataset), numbers(ours, dataset)
-        return Figure(own.mean / reference.mean) if isinstance(own, Figure) and isinstance(reference, Figure) else own
+        return MeanStd(own.mean / reference.mean) if isinstance(own, MeanStd) and isinstance(reference, MeanStd) else own
 
     def accuracy(row: Row, dataset: str) -> Entry:
         return evidence.metric(row, dataset, "ACC")
@@ -131,7 +131,7 @@ def parameters(evidence: Evidence) -> Presentation:
     for dataset in shown(evidence):
         for row in evidence.target.rows:
             x, y = relative(row, dataset), accuracy(row, dataset)
-            if isinstance(x, Figure) and isinstance(y, Figure):
+            if isinstance(x, MeanStd) and isinstance(y, MeanStd):
                 panels.setdefault(titled(dataset), {})[evidence.named(row)] = [(x.mean, y.mean)]
     picture = scatter(panels, "trained parameters, CAPrompt = 1", ACCURACY) if panels else None
     return presentation(evidence, "method", columns, rows, picture)
@@ -139,13 +139,13 @@ def parameters(evidence: Evidence) -> Presentation:
 
 def hyper(evidence: Evidence) -> Presentation:
     """ACC against alpha and against beta."""
-    panels: dict[str, dict[str, list[tuple[float, Figure]]]] = {}
+    panels: dict[str, dict[str, list[tuple[float, MeanStd]]]] = {}
     for row in evidence.target.rows:
         name, value = row.label.split(" = ")
         name = evidence.named(row).replace(row.label, name)
         for dataset in evidence.datasets:
             entry = evidence.metric(row, dataset, "ACC")
-            if isinstance(entry, Figure):
+            if isinstance(entry, MeanStd):
                 panels.setdefault(name, {}).setdefault(titled(dataset), []).append((float(value), entry))
     columns = [Column(titled(d), metric) for d in evidence.datasets for metric in ("ACC", "AF")]
     rows = (
@@ -169,7 +169,7 @@ def tsne(evidence: Evidence) -> Presentation:
 
     def straight(row: Row, dataset: str) -> Entry:
         found = evidence.found(row, dataset, first_layer_keys)
-        return found if isinstance(found, str) else mean_of([straightness(each["rows"]) for each in found])
+        return found if isinstance(found, str) else mean_std([straightness(each["rows"]) for each in found])
 
     rows = (
         Line((row.label,), OURS, evidence.protocol_of(row), tuple(straight(row, d) for d in evidence.datasets))
@@ -183,7 +183,7 @@ def tsne(evidence: Evidence) -> Presentation:
                 panels[f"{row.label}, {titled(dataset)}"] = laid_out(found[0]["rows"])
     picture = scatter(panels, "", "") if panels else None
     made = presentation(evidence, "method", columns, rows, picture)
-    sheet = Sheet(made.sheet.title, made.sheet.heads, made.sheet.columns, made.sheet.lines, (STRAIGHT, *made.sheet.notes))
+    sheet = ResultTable(made.sheet.title, made.sheet.heads, made.sheet.columns, made.sheet.lines, (STRAIGHT, *made.sheet.notes))
     return Presentation(sheet, made.pictures)
 
 

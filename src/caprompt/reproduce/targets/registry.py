@@ -6,17 +6,17 @@ from caprompt.errors import UnknownNameError
 from caprompt.reproduce.evidence import Target
 from caprompt.reproduce.targets import accuracy_tables, class_orders, comparison, figures, theorem
 
-__all__ = ["ALL", "TARGETS", "chosen"]
+__all__ = ["ALL", "TARGETS", "select_targets"]
 
 ALL = "all"
 FAMILIES = (accuracy_tables, figures, theorem, comparison, class_orders)
 TARGETS: dict[str, Target] = {target.name: target for family in FAMILIES for target in family.TARGETS}
 
 
-def chosen(names: tuple[str, ...]) -> list[Target]:
+def select_targets(names: tuple[str, ...]) -> list[Target]:
     """The targets of these names, each once; "all" stands for every one.
 
-    >>> [target.name for target in chosen(("theorem", "table3"))]
+    >>> [target.name for target in select_targets(("theorem", "table3"))]
     ['theorem', 'table3']
     """
     wanted = dict.fromkeys(TARGETS if ALL in names else names)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from caprompt.metrics import mean_std
 from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import concavity
 from caprompt.reproduce.plots import histograms
-from caprompt.reproduce.tables import Column, Entry, Sheet, mean_of
+from caprompt.reproduce.tables import Column, Entry, ResultTable
 from caprompt.reproduce.targets.accuracy_tables import OWN
 
 __all__ = ["TARGETS"]
@@ -41,7 +42,7 @@ def theorem(evidence: Evidence) -> Presentation:
 
     def entry(row: Row, dataset: str, name: str) -> Entry:
         found = evidence.found(row, dataset, concavity)
-        return found if isinstance(found, str) else mean_of([each[name] for each in found])
+        return found if isinstance(found, str) else mean_std([each[name] for each in found])
 
     lines = evidence.blocks(len(FIGURES), lambda row, dataset: (entry(row, dataset, name) for name, _, _ in FIGURES))
     panels: dict[str, dict[str, list[int]]] = {}
@@ -52,7 +53,7 @@ def theorem(evidence: Evidence) -> Presentation:
                 counts = [sum(column) for column in zip(*(each["margin_histogram"] for each in found), strict=True)]
                 panels.setdefault(TITLES.get(dataset, dataset), {})[row.label] = counts
     columns = tuple(Column("", heading, digits) for _, heading, digits in FIGURES)
-    sheet = Sheet(evidence.target.title, ("data set", "method"), columns, lines, (*NOTES, *evidence.notes()))
+    sheet = ResultTable(evidence.target.title, ("data set", "method"), columns, lines, (*NOTES, *evidence.notes()))
     return Presentation(sheet, {"": histograms(panels, "margin of the mixture over single prompts")} if panels else {})
 
 
