@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests clean
+.PHONY: demo test lint types tests results clean
 
 demo: $(VENV)/.installed  ## the main job: digits in five tasks, offline, on a CPU
 	$(BIN)/caprompt run
@@ -13,12 +13,17 @@ test: lint types tests  ## lint, types and tests
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+
+results: $(VENV)/.installed  ## docs/results.md and docs/performance.md from the files in results/
+	$(BIN)/python tools/results_page.py
+	$(BIN)/python tools/performance_page.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

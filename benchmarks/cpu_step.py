@@ -1,9 +1,9 @@
 """CAPrompt's training step on a CPU with the embedded backbone, against the plain step of four separate float32 passes.
 
-    python benchmarks/cpu_step.py                    # prints a table, writes benchmarks/results/cpu_step.json
+    python benchmarks/cpu_step.py                    # prints a table, writes results/speed/cpu_step.json
 
-Both are measured in turn within the same run, so that a machine that is busy slows both alike; the ratio is of their medians.
-Shares are of a large float32 product measured in the same run; a step is about six forward passes.
+Both are measured in turn within the same run, so that other load slows both alike; the ratio is of their medians.
+Shares are of a large float32 matmul measured in the same run; a step is about six forward passes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import RESULTS, batch, caprompt, ceilings, forward_gflop, plain_losses, save
-from page import cpu_step
+from _common import (
+    SPEED,
+    build_caprompt,
+    compute_plain_losses,
+    count_forward_gflop,
+    make_batch,
+    measure_ceilings,
+    print_table,
+    save,
+)
 
 from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
 from caprompt.engine.trainer import TrainingStep, build_optimizer
@@ -27,45 +35,45 @@ TASKS = 3
 CONFIG = load_backbone(DEFAULT_BACKBONE).config
 
 
-def made(dtype: torch.dtype) -> CAPrompt:
-    """CAPrompt in its third task."""
-    return caprompt(torch.device("cpu"), dtype, TASKS, classes=2, config=CONFIG)
+def build(dtype: torch.dtype) -> CAPrompt:
+    """Build CAPrompt in its third task."""
+    return build_caprompt(torch.device("cpu"), dtype, TASKS, classes=2, config=CONFIG)
 
 
-def plain_step(method: CAPrompt) -> Callable[[], Any]:
-    """The yardstick."""
+def build_plain_step(method: CAPrompt) -> Callable[[], Any]:
+    """Build the step of the baseline."""
     optimizer = build_optimizer(method)
-    images, labels = batch(method, args.batch)
+    images, labels = make_batch(method, args.batch)
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.stack(list(plain_losses(method, images, labels).values())).sum().backward()
+        torch.stack(list(compute_plain_losses(method, images, labels).values())).sum().backward()
         torch.nn.utils.clip_grad_norm_([method.prompt, *method.head.parameters()], 1.0)
         optimizer.step()
 
     return step
 
 
-def package_step(method: CAPrompt) -> Callable[[], Any]:
-    """The package's."""
+def build_package_step(method: CAPrompt) -> Callable[[], Any]:
+    """Build the step of the package."""
     step = TrainingStep(method, build_optimizer(method))
-    images, labels = batch(method, args.batch)
+    images, labels = make_batch(method, args.batch)
     return lambda: step(images, labels)
 
 
 def main() -> None:
     """Measure in turn, print, write."""
     torch.set_num_threads(args.threads)
-    ceiling = ceilings(torch.device("cpu"))
+    ceiling = measure_ceilings(torch.device("cpu"))
     steps = {
-        "plain fp32, four passes": plain_step(made(torch.float32)),
-        "package, fp32": package_step(made(torch.float32)),
-        "package, bf16": package_step(made(torch.bfloat16)),
+        "plain fp32, four passes": build_plain_step(build(torch.float32)),
+        "package, fp32": build_package_step(build(torch.float32)),
+        "package, bf16": build_package_step(build(torch.bfloat16)),
     }
     if args.compiled:
-        method = made(torch.float32)
+        method = build(torch.float32)
         method.vit.set_compiled(True)
-        steps["package, fp32, compiled"] = package_step(method)
+        steps["package, fp32, compiled"] = build_package_step(method)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(args.turns + 2):
         for name, step in steps.items():
@@ -74,10 +82,12 @@ def main() -> None:
             if turn >= 2:
                 seconds[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    shares = {name: 6e-3 * forward_gflop(CONFIG) * args.batch / each / ceiling["matrix_tflops"] for name, each in medians.items()}
-    figures = {"batch": args.batch, "threads": args.threads, "ceilings": ceiling, "seconds": medians, "shares": shares}
-    print(cpu_step(figures))
-    save("cpu_step", figures, args.out)
+    shares = {
+        name: 6e-3 * count_forward_gflop(CONFIG) * args.batch / each / ceiling["matrix_tflops"] for name, each in medians.items()
+    }
+    result = {"batch": args.batch, "threads": args.threads, "ceilings": ceiling, "seconds": medians, "shares": shares}
+    print_table("cpu_step", result)
+    save("cpu_step", result, args.out)
 
 
 if __name__ == "__main__":
@@ -86,6 +96,6 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--compiled", action="store_true", help="also torch.compile, which needs a C++ compiler")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=SPEED)
     args = parser.parse_args()
     main()

@@ -1,9 +1,9 @@
-"""The README's table and picture: CAPrompt against plain fine-tuning of the same prompts, digits in five tasks.
+"""The README's table and plot: CAPrompt against plain fine-tuning of the same prompts, digits in five tasks.
 
-    python benchmarks/digits.py                  # seeds 0, 1, 2; writes benchmarks/results/digits.json and docs/digits.png
+    python benchmarks/digits.py                  # seeds 0, 1, 2; writes results/accuracy/digits.json and docs/digits.png
 
 Protocol: 10 classes in 5 tasks of 2, class order shuffled by the seed; test images (every fifth of a class) are read after each
-task only; an image's answer is its own; no task identity at test. Settings were chosen on validation images only.
+task only; predictions do not depend on the batch; no task identity at test. Settings were selected on validation images only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -22,10 +21,12 @@ import torch
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
 from caprompt.experiments.plots import accuracy_curve
-from caprompt.experiments.run_folder import RunResult, environment
-from caprompt.protocols import single
+from caprompt.experiments.provenance import find_commit
+from caprompt.experiments.run_folder import RunResult, environment, read_plan
+from caprompt.metrics import mean_std
+from caprompt.protocols import require_same_protocol
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "CAPrompt": ("caprompt", {}),
     "plain fine-tuning, all classes": ("sequential-prompt", {}),
@@ -33,53 +34,55 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measure(method: str, options: dict[str, Any], seed: int) -> tuple[RunResult, float]:
-    """One run in a folder that is thrown away, and its wall time."""
-    began = time.perf_counter()
+def measure(method: str, options: dict[str, Any], seed: int) -> tuple[RunResult, float, dict[str, str]]:
+    """Run once in a temporary folder; return the result, its wall time in seconds, and the digests of the data."""
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        results = run_experiment(RunConfig(method=method, seed=seed, options=options), Path(folder) / "run")
-    return results, time.perf_counter() - began
+        result = run_experiment(RunConfig(method=method, seed=seed, options=options), Path(folder) / "run")
+        seconds, plan = time.perf_counter() - start, read_plan(result.folder)
+    return result, seconds, {part: plan[part]["sha256"] for part in ("train", "test")}
 
 
-def markdown(table: dict[str, list[dict[str, float]]]) -> str:
-    """The README's table: mean and standard deviation over seeds."""
+def format_table(table: dict[str, list[dict[str, float]]]) -> str:
+    """Return the README's table: mean and standard deviation over seeds."""
     lines = ["| method | ACC | AF | task identified | seconds a run |", "|---|--:|--:|--:|--:|"]
-    for name, figures in table.items():
-        columns = [[figure[key] for figure in figures] for key in ("ACC", "AF", "task_identification", "seconds")]
-        cells = [f"{fmean(column):.1f} ± {stdev(column) if len(column) > 1 else 0:.1f}" for column in columns]
-        lines.append(f"| {' | '.join([name, *cells])} |")
+    for name, seeds in table.items():
+        columns = [[metrics[key] for metrics in seeds] for key in ("ACC", "AF", "task_identification", "seconds")]
+        lines.append(f"| {' | '.join([name, *(mean_std(column).text(1) for column in columns)])} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "digits.json")
-    parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "digits.png")
+    parser.add_argument("--json", type=Path, default=ROOT / "results" / "accuracy" / "digits.json")
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "digits.png")
     args = parser.parse_args()
 
     matrices, table, protocols = {}, {}, []
     for name, (method, options) in ROWS.items():
         runs = [measure(method, options, seed) for seed in range(args.seeds)]
-        protocols += [results.protocol for results, _ in runs]
-        matrices[name] = [results.matrix for results, _ in runs]
-        figures = [{**results.summary(), "seconds": seconds} for results, seconds in runs]
-        table[name] = [{key: round(value, 2) for key, value in figure.items()} for figure in figures]
+        protocols += [result.protocol for result, _, _ in runs]
+        matrices[name] = [result.matrix for result, _, _ in runs]
+        metrics = [{**result.summary(), "seconds": seconds} for result, seconds, _ in runs]
+        table[name] = [{key: round(value, 2) for key, value in each.items()} for each in metrics]
     accuracy_curve(matrices, args.picture, title=f"digits, 5 tasks of 2 classes, mean and range of {args.seeds} seeds")
     document = {
+        "commit": find_commit(),
         "date": date.today().isoformat(),
-        "protocol": single(protocols),
+        "environment": environment(torch.device("cpu")),
+        "data_sha256": runs[0][2],
+        "protocol": require_same_protocol(protocols),
         "data": "scikit-learn digits, 10 classes in 5 tasks",
         "backbone": RunConfig().backbone,
-        "environment": environment(torch.device("cpu")),
         "seeds": list(range(args.seeds)),
         "rows": table,
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(document, indent=2) + "\n")
+    args.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    print(markdown(table))
+    print(format_table(table))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What frozen features alone are worth on CIFAR-100: nearest class mean, and ridge regression on a random projection.
+"""Accuracy of frozen features on CIFAR-100: nearest class mean, and ridge regression on a random projection.
 
     python benchmarks/frozen.py --backbone deit_tiny_patch16_224.safetensors
 
-Nothing is trained, all 100 classes are learned at once. The pictures of 32 pixels are resized to 256 and cut to 224 in two ways: as
-everywhere here, by Pillow's bicubic rule and rounded to bytes; and by `torch.nn.functional.interpolate`, whose bicubic rule has
-another constant (-0.75, Pillow -0.5) and does not round. Prints a table, writes benchmarks/results/frozen.json.
+Nothing is trained, all 100 classes are learned at once. Images of 32 pixels are resized to 256 and cropped to 224 in two ways: by
+Pillow's bicubic interpolation with rounding to bytes, as everywhere here; and by `torch.nn.functional.interpolate`, whose bicubic
+kernel has another constant (-0.75, Pillow -0.5) and does not round. Prints accuracies, writes results/accuracy/frozen.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import save
+from _common import ACCURACY, save
 from torch import Tensor
 
 from caprompt import ContinualClassifier
@@ -28,34 +28,34 @@ from caprompt.methods.components.ridge import RandomRidge
 PROJECTIONS = 8000
 
 
-def by_pillow(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:
-    """As every method here sees pictures."""
-    yield from InputPipeline(model.backbone, model.device).plain(samples, targets, model.method.options, 500)
+def resize_pillow(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:
+    """Yield batches as for every method here."""
+    yield from InputPipeline(model.backbone, model.device).eval_batches(samples, targets, model.method.options, 500)
 
 
-def by_interpolate(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:
-    """As a program does that keeps all pictures as one tensor."""
+def resize_interpolate(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:
+    """Yield batches as in code that stores all images as one tensor."""
     mean, std = (torch.tensor(each, device=model.device).view(3, 1, 1) for each in (model.backbone.mean, model.backbone.std))
-    size, resized = model.vit.config.image_size, round(model.vit.config.image_size * 256 / 224)
+    size, resized = model.method.vit.config.image_size, round(model.method.vit.config.image_size * 256 / 224)
     edge = (resized - size) // 2
     for start in range(0, len(samples), 500):
-        chosen = range(start, min(start + 500, len(samples)))
-        pixels = torch.from_numpy(np.stack([np.asarray(samples.pictures[number]) for number in chosen]))
-        pictures = pixels.to(model.device).permute(0, 3, 1, 2).float() / 255
-        large = F.interpolate(pictures, (resized, resized), mode="bicubic", align_corners=False)
-        yield (large[..., edge : edge + size, edge : edge + size] - mean) / std, torch.tensor(targets[start : chosen.stop])
+        indices = range(start, min(start + 500, len(samples)))
+        pixels = torch.from_numpy(np.stack([np.asarray(samples.images[number]) for number in indices]))
+        images = pixels.to(model.device).permute(0, 3, 1, 2).float() / 255
+        large = F.interpolate(images, (resized, resized), mode="bicubic", align_corners=False)
+        yield (large[..., edge : edge + size, edge : edge + size] - mean) / std, torch.tensor(targets[start : indices.stop])
 
 
-def features(model: ContinualClassifier, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of all pictures, batch by batch."""
-    for pictures, labels in batches:
-        yield model.vit(pictures), labels.to(model.device)
+def extract_features(model: ContinualClassifier, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield features and labels, batch by batch."""
+    for images, labels in batches:
+        yield model.method.vit(images), labels.to(model.device)
 
 
-def accuracy(head: Head, tests: list[tuple[Tensor, Tensor]]) -> float:
-    """In percent."""
-    right = sum(int((head(rows).argmax(dim=1) == labels).sum()) for rows, labels in tests)
-    return 100 * right / sum(len(labels) for _, labels in tests)
+def compute_accuracy(head: Head, tests: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the accuracy in percent."""
+    correct = sum(int((head(rows).argmax(dim=1) == labels).sum()) for rows, labels in tests)
+    return 100 * correct / sum(len(labels) for _, labels in tests)
 
 
 @torch.no_grad()
@@ -63,19 +63,24 @@ def main() -> None:
     """Measure, print, write."""
     model, data = ContinualClassifier("ncm", args.backbone), load_dataset("cifar100")
     number = {name: index for index, name in enumerate(data.train.classes)}
-    found = {}
-    for way, shown in (("pillow", by_pillow), ("interpolate", by_interpolate)):
+    percent = {}
+    for name, resize in (("pillow", resize_pillow), ("interpolate", resize_interpolate)):
         train, test = (
-            list(features(model, shown(model, part, [number[label] for label in part.labels]))) for part in (data.train, data.test)
+            list(extract_features(model, resize(model, part, [number[label] for label in part.labels])))
+            for part in (data.train, data.test)
         )
-        means, ridge = PrototypeHead(model.vit.config.width), RandomRidge(model.vit.config.width, PROJECTIONS)
+        means, ridge = PrototypeHead(model.method.vit.config.width), RandomRidge(model.method.vit.config.width, PROJECTIONS)
         for head in (means, ridge):
             head.to(model.device).grow(len(number), torch.Generator().manual_seed(args.seed))
-        means.statistics.observe_all(train)
-        ridge.learn(train, torch.Generator().manual_seed(args.seed))
-        found[way] = {"nearest class mean": accuracy(means, test), f"ridge on {PROJECTIONS} projections": accuracy(ridge, test)}
-        print(way, {name: round(figure, 2) for name, figure in found[way].items()}, flush=True)
-    save("frozen", {"data": "CIFAR-100, all classes at once", "backbone": model.backbone.name, "seed": args.seed, "percent": found})
+        means.statistics.observe_batches(train)
+        ridge.partial_fit(train, torch.Generator().manual_seed(args.seed))
+        percent[name] = {
+            "nearest class mean": compute_accuracy(means, test),
+            f"ridge on {PROJECTIONS} projections": compute_accuracy(ridge, test),
+        }
+        print(name, {head: round(value, 2) for head, value in percent[name].items()}, flush=True)
+    conditions = {"data": "CIFAR-100, all classes at once", "backbone": model.backbone.name, "seed": args.seed}
+    save("frozen", {**conditions, "percent": percent}, ACCURACY, data)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What growth costs: CAPrompt's step and prediction against the number of tasks and classes, statistics per class, alignment.
+"""Cost of growth: CAPrompt's step and prediction by number of tasks and classes, statistics per class, alignment.
 
-    python benchmarks/growth.py                      # prints tables, writes benchmarks/results/growth.json and docs/growth.png
+    python benchmarks/growth.py                      # prints tables, writes results/speed/growth.json and docs/growth.png
 
-ViT-B/16, bfloat16, on a GPU; with `--tiny`, a small ViT on any machine, to see that the script runs.
+ViT-B/16, bfloat16, on a GPU; with `--tiny`, a small ViT on any machine, to test the script.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import BASE, RESULTS, batch, caprompt, median_seconds, save
-from page import growth
+from _common import BASE, ROOT, SPEED, build_caprompt, make_batch, median_seconds, print_table, save
 
 from caprompt.backbones.vit import ViTConfig
 from caprompt.engine.inference import Predictor
@@ -28,46 +27,46 @@ TINY = ViTConfig(image_size=32, patch_size=8, width=64, depth=2, heads=2, mlp_wi
 KINDS = ("mean", "variance", "multi-centroid", "low-rank", "covariance")
 
 
-def at(tasks: int, classes: int) -> dict[str, Any]:
-    """Milliseconds of a training step and of a prediction, with so many tasks of so many classes in all."""
-    method = caprompt(DEVICE, DTYPE, tasks, classes=max(1, classes // tasks), config=CONFIG)
-    images, labels = batch(method, args.batch)
+def measure(tasks: int, classes: int) -> dict[str, Any]:
+    """Return milliseconds of a training step and of a prediction with this many tasks and classes in total."""
+    method = build_caprompt(DEVICE, DTYPE, tasks, classes=max(1, classes // tasks), config=CONFIG)
+    images, labels = make_batch(method, args.batch)
     step = capture(TrainingStep(method, build_optimizer(method)), DEVICE)
-    ask = Predictor(method, args.batch)
-    found = {
+    predictor = Predictor(method, args.batch)
+    result = {
         "tasks": tasks,
         "classes": method.num_classes,
         "step_ms": 1e3 * median_seconds(lambda: step(images, labels), args.repeats),
     }
-    return {**found, "prediction_ms": 1e3 * median_seconds(lambda: ask.together(images), args.repeats)}
+    return {**result, "prediction_ms": 1e3 * median_seconds(lambda: predictor.predict_batch(images), args.repeats)}
 
 
 def time_alignment(classes: int) -> dict[str, Any]:
-    """Seconds of one alignment of the head at the default options, with statistics of random features."""
+    """Return the seconds of one alignment of the head with default options, on statistics of random features."""
     options = ReplayOptions(batch_size=24)
     statistics = alignment.build_statistics(options, CONFIG.width).to(DEVICE)
     statistics.grow(classes)
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for label in range(classes):
-        features = torch.randn(50, CONFIG.width, generator=chance).double() + label
+        features = torch.randn(50, CONFIG.width, generator=rng).double() + label
         statistics.observe(label, features.to(DEVICE))
     head = LinearHead(CONFIG.width)
-    head.grow(classes, chance)
+    head.grow(classes, rng)
     head.to(DEVICE)
-    began = time.perf_counter()
-    alignment.align_head(head, statistics, options, classes - 10, chance)
+    start = time.perf_counter()
+    alignment.align_head(head, statistics, options, classes - 10, rng)
     float(head.weight.detach().sum())
-    return {"classes": classes, "width": CONFIG.width, "seconds": time.perf_counter() - began}
+    return {"classes": classes, "width": CONFIG.width, "seconds": time.perf_counter() - start}
 
 
-def bytes_per_class() -> dict[str, int]:
-    """What each kind of statistics keeps of a class."""
-    made = {kind: alignment.build_statistics(ReplayOptions(replay=kind), CONFIG.width) for kind in KINDS}
-    return {kind: statistics.bytes_per_class() for kind, statistics in made.items()}
+def count_bytes_per_class() -> dict[str, int]:
+    """Return the bytes per class of each kind of statistics."""
+    by_kind = {kind: alignment.build_statistics(ReplayOptions(replay=kind), CONFIG.width) for kind in KINDS}
+    return {kind: statistics.bytes_per_class() for kind, statistics in by_kind.items()}
 
 
-def draw(by_tasks: list[dict[str, Any]], by_classes: list[dict[str, Any]], path: Path) -> None:
-    """Step and prediction, relative to the smallest, against tasks and against classes."""
+def plot(by_tasks: list[dict[str, Any]], by_classes: list[dict[str, Any]], path: Path) -> None:
+    """Plot step and prediction, relative to the smallest, against tasks and against classes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.4), dpi=160, layout="constrained")
@@ -82,13 +81,13 @@ def draw(by_tasks: list[dict[str, Any]], by_classes: list[dict[str, Any]], path:
 
 def main() -> None:
     """Measure, print, write."""
-    by_tasks = [at(tasks, 400) for tasks in args.tasks]
-    by_classes = [at(10, classes) for classes in args.classes]
-    figures = {"batch": args.batch, "by_tasks": by_tasks, "by_classes": by_classes, "alignment": time_alignment(100)}
-    figures["bytes_per_class"] = bytes_per_class()
-    print(growth(figures))
-    save("growth", figures, args.out)
-    draw(by_tasks, by_classes, args.picture)
+    by_tasks = [measure(tasks, 400) for tasks in args.tasks]
+    by_classes = [measure(10, classes) for classes in args.classes]
+    result: dict[str, Any] = {"batch": args.batch, "by_tasks": by_tasks, "by_classes": by_classes, "alignment": time_alignment(100)}
+    result["bytes_per_class"] = count_bytes_per_class()
+    print_table("growth", result)
+    save("growth", result, args.out)
+    plot(by_tasks, by_classes, args.picture)
 
 
 if __name__ == "__main__":
@@ -98,8 +97,8 @@ if __name__ == "__main__":
     parser.add_argument("--tasks", nargs="+", type=int, default=[2, 10, 50, 100, 200])
     parser.add_argument("--classes", nargs="+", type=int, default=[10, 100, 1000, 10_000])
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--picture", type=Path, default=RESULTS.parent.parent / "docs" / "growth.png")
+    parser.add_argument("--out", type=Path, default=SPEED)
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "growth.png")
     args = parser.parse_args()
     DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

@@ -1,11 +1,12 @@
 """Speed and memory of CAPrompt's training step on a GPU: ViT-B/16, 224 px, 12 prompted layers, 5 + 5 rows, sixth of 10-class tasks.
 
-    python benchmarks/train_step.py                  # prints a table, writes benchmarks/results/train_step.json
+    python benchmarks/train_step.py                  # prints a table, writes results/speed/train_step.json
 
-Rows: the plain yardstick (four separate passes) in float32 and bfloat16, the package's step in float32, bfloat16 and float8,
-recorded, compiled; compiled also with everything kept for the gradient as it is, and with either kernel for attention instead of
-torch's choice. Rows in float32 are of the smallest batch.
-Shares are of the matrix ceiling measured in the same run; a step of a later task is about six forward passes of 35 GFLOP an image.
+Rows: the plain baseline (four separate passes) in float32 and bfloat16, the package's step in float32, bfloat16 and float8,
+captured as a CUDA graph, compiled; compiled also without uint8 derivatives, and with either attention kernel instead of torch's
+choice. Rows in float32 are of the smallest batch.
+Shares are of the peak matmul rate measured in the same run; a step after the first task is about six forward passes of
+35 GFLOP an image.
 Losses and gradients are compared with the same step in float64 on the same weights and images.
 """
 
@@ -17,36 +18,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import (
+from _common import (
     BASE,
-    RESULTS,
+    SPEED,
     Variant,
-    batch,
-    caprompt,
-    ceilings,
-    forward_gflop,
+    build_caprompt,
+    compute_plain_losses,
+    count_forward_gflop,
+    make_batch,
+    measure_ceilings,
     median_seconds,
-    plain_losses,
+    print_table,
+    profile_kernels,
     save,
-    where_time_goes,
 )
-from page import train_step
 from torch import Tensor
 
 from caprompt.engine.trainer import TrainingStep, build_optimizer
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.utils.cuda_graphs import CapturedFunction
 
-GFLOP = 6 * forward_gflop(BASE)  # a step of a task after the first, per image
+GFLOP = 6 * count_forward_gflop(BASE)  # a step of a task after the first, per image
 TASKS = 6
 VARIANTS = {
-    "plain fp32": Variant(torch.float32, recorded=False, plain=True),
-    "plain bf16": Variant(torch.bfloat16, recorded=False, plain=True),
+    "plain fp32": Variant(torch.float32, captured=False, plain=True),
+    "plain bf16": Variant(torch.bfloat16, captured=False, plain=True),
     "package, fp32": Variant(torch.float32),
-    "package, bf16, not recorded": Variant(torch.bfloat16, recorded=False),
+    "package, bf16, not captured": Variant(torch.bfloat16, captured=False),
     "package, bf16": Variant(torch.bfloat16),
     "package, bf16, compiled": Variant(torch.bfloat16, compiled=True),
-    "package, bf16, compiled, all kept": Variant(torch.bfloat16, compiled=True, compact=False),
+    "package, bf16, compiled, no uint8": Variant(torch.bfloat16, compiled=True, compact=False),
     "package, bf16, compiled, flash": Variant(torch.bfloat16, compiled=True, attention="flash"),
     "package, bf16, compiled, cudnn": Variant(torch.bfloat16, compiled=True, attention="cudnn"),
     "package, fp8, compiled": Variant(torch.bfloat16, compiled=True, in_fp8=True),
@@ -54,31 +55,31 @@ VARIANTS = {
 
 
 class PlainStep(TrainingStep):
-    """The yardstick's step."""
+    """The training step of the baseline."""
 
     def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         self.optimizer.zero_grad()
-        losses = plain_losses(self.method, images, labels)  # type: ignore[arg-type]
+        losses = compute_plain_losses(self.method, images, labels)  # type: ignore[arg-type]
         torch.stack(list(losses.values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         return losses
 
 
-def gradients(method: CAPrompt, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss, and its gradient as one vector."""
+def compute_gradients(method: CAPrompt, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the summed loss, and its gradient as one vector."""
     method.zero_grad()
     total = torch.stack(list(method.loss(images, labels).values())).sum()
     total.backward()
     return total.detach(), torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
 
 
-def errors(method: CAPrompt, size: int) -> dict[str, float]:
-    """Relative error of loss and gradient against float64."""
-    exact = caprompt(method.device, torch.float64, TASKS).double()
-    images, labels = batch(method, size)
-    loss, gradient = gradients(method, images, labels)
-    loss64, gradient64 = gradients(exact, images.double(), labels)
+def compute_errors(method: CAPrompt, size: int) -> dict[str, float]:
+    """Compute the relative error of loss and gradient against float64."""
+    exact = build_caprompt(method.device, torch.float64, TASKS).double()
+    images, labels = make_batch(method, size)
+    loss, gradient = compute_gradients(method, images, labels)
+    loss64, gradient64 = compute_gradients(exact, images.double(), labels)
     return {
         "loss_error": float((loss - loss64).abs() / loss64.abs()),
         "gradient_error": float((gradient - gradient64).norm() / gradient64.norm()),
@@ -86,43 +87,43 @@ def errors(method: CAPrompt, size: int) -> dict[str, float]:
 
 
 def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
-    """One row: speed, memory, share of the ceiling, error."""
+    """Measure one row: speed, memory, share of the peak rate, error, time by kind of kernel."""
     variant = VARIANTS[name]
-    method = variant.applied(TASKS)
-    accuracy = errors(method, size) if not variant.plain and size == min(args.batches) else {}
+    method = variant.build(TASKS)
+    errors = compute_errors(method, size) if not variant.plain and size == min(args.batches) else {}
     kind = PlainStep if variant.plain else TrainingStep
     step = kind(method, build_optimizer(method))
-    call = CapturedFunction(step) if variant.recorded else step
-    images, labels = batch(method, size)
-    gc.collect()  # the float64 network that errors were measured against
+    call = CapturedFunction(step) if variant.captured else step
+    images, labels = make_batch(method, size)
+    gc.collect()  # frees the float64 network of compute_errors
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() / 1e9  # network, prompts, images
     seconds = median_seconds(lambda: call(images, labels))
     memory = {"gb": torch.cuda.max_memory_allocated() / 1e9, "gb_before": before}
-    found = {"variant": name, "batch": size, "images_per_s": size / seconds, "ms": seconds * 1e3, **memory}
+    row = {"variant": name, "batch": size, "images_per_s": size / seconds, "ms": seconds * 1e3, **memory}
     share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
-    return {**found, "share_of_ceiling": share, **accuracy, "where": where_time_goes(lambda: call(images, labels))}
+    return {**row, "share_of_ceiling": share, **errors, "where": profile_kernels(lambda: call(images, labels))}
 
 
 def main() -> None:
     """Measure, print, write."""
     device = torch.device("cuda")
-    ceiling = ceilings(device)
-    print(f"ceilings: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
-    figures: dict[str, Any] = {"ceilings": ceiling, "tasks": TASKS, "rows": []}
+    ceiling = measure_ceilings(device)
+    print(f"peak rates: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
+    result: dict[str, Any] = {"ceilings": ceiling, "tasks": TASKS, "rows": []}
     for name in args.variants:
         sizes = args.batches if VARIANTS[name].dtype != torch.float32 else [min(args.batches)]
         for size in sizes:
-            figures["rows"].append(measure(name, size, ceiling["matrix_tflops"]))
-            save("train_step", figures, args.out)
-    print(train_step(figures))
+            result["rows"].append(measure(name, size, ceiling["matrix_tflops"]))
+            save("train_step", result, args.out)
+    print_table("train_step", result)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", nargs="+", type=int, default=[24, 128])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=SPEED)
     args = parser.parse_args()
     main()

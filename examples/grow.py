@@ -1,18 +1,22 @@
-"""Teach a classifier new classes months apart, from arrays, files or folders; nothing is declared ahead.
+"""Learn new classes in several calls; the classes need not be known in advance.
 
-python examples/grow.py
+    python examples/grow.py
+
+The images are the digits of scikit-learn, so nothing is downloaded. `learn` also accepts a folder
+with a subfolder per class, a CSV file of paths and labels, or (images, labels).
 """
 
 from __future__ import annotations
 
-from caprompt import ContinualClassifier
-from caprompt.data.datasets.digits import load_digits
+from caprompt import ContinualClassifier, load_dataset
 
-train, test = load_digits()
+digits = load_dataset("digits")
 
 model = ContinualClassifier(epochs=1, flip=0.0)
 for names in (["one", "seven"], ["zero"], ["four", "nine", "eight"]):
-    model.learn(train.of_classes(names))
-    print(model, f"{model.evaluate(test.of_classes(model.classes)).accuracy:.1f} % right")
+    model.learn(digits.train.select_classes(names))
+    evaluation = model.evaluate(digits.test.select_classes(model.classes))
+    print(f"{model}: accuracy {evaluation.accuracy:.1f} %")
 
-print(model.predict_one(test.of_classes(["zero"]).pictures[0]))
+zero = digits.test.select_classes(["zero"]).images[0]
+print(model.predict_one(zero))

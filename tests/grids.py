@@ -1,4 +1,4 @@
-"""What tests of grids and reproductions share: cells that seem to have been run."""
+"""Shared by tests of grids and reproductions: fake finished cells."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from caprompt.experiments.grid import Cell
 from caprompt.experiments.run_folder import PLANNED, RunResult, TaskResult
 from caprompt.methods import get_method
-from caprompt.protocols import protocol
+from caprompt.protocols import describe_protocol
 from caprompt.reproduce.evidence import Evidence
-from caprompt.reproduce.plan import plan
-from caprompt.reproduce.scales import scale
+from caprompt.reproduce.plan import plan_target
+from caprompt.reproduce.scales import get_scale
 from caprompt.reproduce.targets.registry import TARGETS
 
 TASKS = [["zero", "one"], ["two"], ["three"]]
 
 
-def pretend(cell: Cell, home: Path, accuracy: float = 60.0) -> None:
-    """Write what a finished cell leaves, without a model: accuracies that follow from a number and the seed."""
-    folder = home / cell.name
+def write_fake_cell(cell: Cell, cells_dir: Path, accuracy: float = 60.0) -> None:
+    """Write the files of a finished cell, without a model; accuracies follow from a number and the seed."""
+    folder = cells_dir / cell.name
     folder.mkdir(parents=True)
     seed, options = cell.config.seed, get_method(cell.config.method).options_class(**cell.config.options)
     config = cell.config.model_dump(mode="json")
-    rules = protocol(options, cell.config.give_task)
+    rules = describe_protocol(options, cell.config.give_task)
     document: dict[str, Any] = {**{part: {} for part in PLANNED}, "config": config, "tasks": TASKS, "protocol": rules}
     (folder / "run.json").write_text(json.dumps(document))
     rows = [
@@ -36,17 +36,17 @@ def pretend(cell: Cell, home: Path, accuracy: float = 60.0) -> None:
     ]
     RunResult(folder, TASKS, rows, rules).save()
     for measure in cell.measures:
-        (folder / f"{measure.__name__}.json").write_text(json.dumps(measured(cell)[measure.__name__]))
+        (folder / f"{measure.__name__}.json").write_text(json.dumps(make_fake_measures(cell)[measure.__name__]))
 
 
-def measured(cell: Cell) -> Mapping[str, Any]:
-    """What each measure might have found."""
+def make_fake_measures(cell: Cell) -> Mapping[str, Any]:
+    """Return a result for each measure."""
     seed = cell.config.seed
     theorem = {"E1": 0.5, "E2": 0.6 + seed, "chosen": 0.7, "own": 0.4, "margin": 0.01, "margin_holds": 75.0, "margin_gains": 50.0}
     theorem |= {"delta": -0.01, "delta_holds": 80.0, "delta_newest": -0.02, "delta_holds_newest": 90.0}
     return {
         "given_task": {
-            "protocol": protocol(get_method(cell.config.method).options_class(**cell.config.options), give_task=True),
+            "protocol": describe_protocol(get_method(cell.config.method).options_class(**cell.config.options), give_task=True),
             "ACC": 90.0 + seed,
             "pooled": 91.0,
         },
@@ -65,10 +65,10 @@ def measured(cell: Cell) -> Mapping[str, Any]:
     }
 
 
-def pretended(target: str, home: Path, protocol: str = "honest", seeds: int = 2) -> Evidence:
-    """A target at scale tiny whose cells all seem to have been run."""
-    evidence, cells = plan(TARGETS[target], scale("tiny", seeds=seeds), home, protocol)
+def make_fake_evidence(target: str, cells_dir: Path, protocol: str = "honest", seeds: int = 2) -> Evidence:
+    """Return a target at scale tiny with all its cells written."""
+    evidence, cells = plan_target(TARGETS[target], get_scale("tiny", seeds=seeds), cells_dir, protocol)
     for number, cell in enumerate(cells):
-        if not (home / cell.name).exists():
-            pretend(cell, home, 40.0 + number)
+        if not (cells_dir / cell.name).exists():
+            write_fake_cell(cell, cells_dir, 40.0 + number)
     return evidence

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import QUICK, same_tensors, square, squares, tiny_vit, write_backbone, write_squares
+from helpers import QUICK, equal_tensors, square, squares, tiny_vit, write_backbone, write_squares
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
-from caprompt.backbones.vit import COMPILED
+from caprompt.backbones.vit import COMPILED_METHODS
 from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 
@@ -32,7 +32,7 @@ def test_folders_csv_arrays_and_pil_images_teach_the_same(tmp_path: Path, backbo
     for source in (folder, tmp_path / "list.csv", arrays, pictures):
         models.append(fresh(backbone))
         models[-1].learn(source)
-    assert all(same_tensors(model.method.state(), models[0].method.state()) for model in models)
+    assert all(equal_tensors(model.method.state(), models[0].method.state()) for model in models)
     assert models[0].classes == ["blue", "red"]
 
 
@@ -116,11 +116,11 @@ def test_an_option_that_cannot_be_held_leaves_the_model_as_it_was(backbone: Path
 
 def test_compiling_for_one_prediction_does_not_stay(backbone: Path) -> None:
     model = fresh(backbone)
-    block = model.vit.blocks[0]
-    with model.with_options({"compile": True}):
-        assert set(COMPILED) <= set(vars(model.vit))
+    block = model.method.vit.blocks[0]
+    with model.override_options({"compile": True}):
+        assert set(COMPILED_METHODS) <= set(vars(model.method.vit))
         assert block.mlp.compact
-    assert not set(COMPILED) & set(vars(model.vit))
+    assert not set(COMPILED_METHODS) & set(vars(model.method.vit))
     assert not block.mlp.compact
     assert not block.norm1.compact
 
@@ -144,7 +144,7 @@ def test_options_at_prediction(backbone: Path) -> None:
 
 def test_events_in_order(backbone: Path) -> None:
     events: list[Event] = []
-    fresh(backbone).learn(squares(["red", "green"]), listen=events.append)
+    fresh(backbone).learn(squares(["red", "green"]), callbacks=events.append)
     kinds = [type(event) for event in events]
     assert kinds[0] is ImagesChecked
     assert kinds.index(LearnStarted) < kinds.index(StepEnded) < kinds.index(LearnEnded)
@@ -155,7 +155,7 @@ def test_events_in_order(backbone: Path) -> None:
 def test_a_method_that_does_not_train_tells_of_no_step(backbone: Path, tmp_path: Path) -> None:
     events: list[Event] = []
     model = ContinualClassifier("ncm", backbone)
-    model.learn(squares(["red", "green"]), folder=tmp_path, listen=events.append)
+    model.learn(squares(["red", "green"]), checkpoint_dir=tmp_path, callbacks=events.append)
     kinds = [type(event) for event in events if not isinstance(event, ImagesChecked)]
     assert kinds == [LearnStarted, Consolidating, LearnEnded]
     assert next(event for event in events if isinstance(event, LearnStarted)).epochs == 0
@@ -166,7 +166,7 @@ def test_a_method_that_does_not_train_tells_of_no_step(backbone: Path, tmp_path:
 
 def test_a_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:
     model = fresh(backbone)
-    model.learn(squares(["red", "green"]), folder=tmp_path / "m")
+    model.learn(squares(["red", "green"]), checkpoint_dir=tmp_path / "m")
     before = {name: tensor.clone() for name, tensor in model.method.state().items()}
     files = {path: path.read_bytes() for path in (tmp_path / "m").iterdir()}
 
@@ -175,8 +175,8 @@ def test_a_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        model.learn(squares(["blue"]), folder=tmp_path / "m", listen=interrupt)
-    assert same_tensors(before, model.method.state())
+        model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=interrupt)
+    assert equal_tensors(before, model.method.state())
     assert model.classes == ["green", "red"]
     assert {path: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.is_file()} == files
     model.learn(squares(["blue"]))
@@ -191,17 +191,17 @@ def test_resuming_with_other_images_is_refused(backbone: Path, tmp_path: Path) -
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        model.learn(squares(["blue"]), folder=tmp_path / "m", listen=stop)
-    with pytest.raises(ModelFolderError, match="continue it with --resume"):
+        model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=stop)
+    with pytest.raises(ModelFolderError, match="continue it with resume=True"):
         ContinualClassifier.load(tmp_path / "m")
-    again = ContinualClassifier.unfinished(tmp_path / "m")
+    again = ContinualClassifier.load_stopped(tmp_path / "m")
     assert again is not None
-    with pytest.raises(InputError, match="not those whose learning was stopped"):
-        again.learn(squares(["blue"], start=9), folder=tmp_path / "m", resume=True)
-    again.learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+    with pytest.raises(InputError, match="not those of the call that was stopped"):
+        again.learn(squares(["blue"], start=9), checkpoint_dir=tmp_path / "m", resume=True)
+    again.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
     straight = fresh(backbone, epochs=3)
     straight.learn(squares(["blue"]))
-    assert same_tensors(again.method.state(), straight.method.state())
+    assert equal_tensors(again.method.state(), straight.method.state())
     assert not (tmp_path / "m" / "in-progress").exists()
     assert [record["epoch"] for record in again.history] == [0, 1, 2]
 
@@ -212,7 +212,7 @@ def test_saved_and_loaded_is_the_same_model(backbone: Path, tmp_path: Path) -> N
     model.save(tmp_path / "m")
     found = ContinualClassifier.load(tmp_path / "m")
     assert repr(found) == repr(model) == "ContinualClassifier('caprompt', backbone='tiny', 2 classes in 1 tasks)"
-    assert (found.seed, found.calls, found.history) == (7, 1, model.history)
+    assert (found.seed, found.num_calls, found.history) == (7, 1, model.history)
     assert found.method.options == model.method.options
     assert found.predict_one(square("red", 5)) == model.predict_one(square("red", 5))
 
@@ -234,7 +234,7 @@ def test_the_backbone_is_found_by_hash(tmp_path: Path) -> None:
 def test_a_model_that_moved_on_meanwhile_is_not_overwritten(backbone: Path, tmp_path: Path) -> None:
     """Two processes that learn into one folder: the slower one is told, and nothing of the faster one is lost."""
     model = fresh(backbone)
-    model.learn(squares(["red"]), folder=tmp_path / "m")
+    model.learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
 
     def meanwhile(event: Event) -> None:
         if isinstance(event, LearnEnded):
@@ -243,10 +243,10 @@ def test_a_model_that_moved_on_meanwhile_is_not_overwritten(backbone: Path, tmp_
             other.save(tmp_path / "m")
 
     with pytest.raises(ModelFolderError, match="is not the one that is learning"):
-        model.learn(squares(["blue"]), folder=tmp_path / "m", listen=meanwhile)
+        model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=meanwhile)
     assert ContinualClassifier.load(tmp_path / "m").classes == ["red", "cyan"]
     with pytest.raises(ModelFolderError, match="is not the one that is learning"):
-        fresh(backbone).learn(squares(["blue"]), folder=tmp_path / "m")
+        fresh(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m")
 
 
 def test_resuming_as_another_model_is_refused(backbone: Path, tmp_path: Path) -> None:
@@ -255,14 +255,14 @@ def test_resuming_as_another_model_is_refused(backbone: Path, tmp_path: Path) ->
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fresh(backbone).learn(squares(["blue"]), folder=tmp_path / "m", listen=stop)
+        fresh(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=stop)
     with pytest.raises(InputError, match=r"other settings \(seed\)"):
-        fresh(backbone, seed=4).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+        fresh(backbone, seed=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
     other = write_backbone(tmp_path / "other.safetensors", tiny_vit(seed=9))
     with pytest.raises(InputError, match="had another backbone"):
-        fresh(other).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+        fresh(other).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
     with pytest.raises(InputError, match=r"other settings \(options\)"):
-        fresh(backbone, alpha=4).learn(squares(["blue"]), folder=tmp_path / "m", resume=True)
+        fresh(backbone, alpha=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
 
 
 def test_losses_that_explode_are_a_failure_not_a_model(backbone: Path) -> None:
@@ -285,7 +285,7 @@ def test_bad_calls_are_sentences(backbone: Path, tmp_path: Path) -> None:
         model.evaluate(squares(["blue"]))
     with pytest.raises(InputError, match="top must be at least 1"):
         model.predict_one(square("red", 1), top=0)
-    with pytest.raises(InputError, match="seed must be a whole number from 0, not '-1'"):
+    with pytest.raises(InputError, match="seed must be a non-negative integer, not '-1'"):
         ContinualClassifier(backbone=backbone, seed=-1)
     with pytest.raises(InputError, match="unknown method 'capromt' .*did you mean 'caprompt'"):
         ContinualClassifier("capromt", backbone)

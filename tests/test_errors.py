@@ -5,17 +5,18 @@ import pytest
 from caprompt import errors
 
 
-def test_bad_input_exits_2_and_failures_1() -> None:
+def test_exit_codes() -> None:
     assert errors.CapromptError.exit_code == 1
-    children = (errors.InputError, errors.DataError, errors.OptionError, errors.ModelFolderError, errors.UnknownNameError)
-    assert {child.exit_code for child in children} == {2}
+    input_errors = (errors.InputError, errors.DataError, errors.OptionError, errors.ModelFolderError, errors.UnknownNameError)
+    assert {error.exit_code for error in input_errors} == {2}
+    assert errors.StoppedError.exit_code == 130
 
 
-def test_unknown_names_list_what_exists() -> None:
+def test_unknown_name_error_lists_known_names() -> None:
     error = errors.UnknownNameError("method", "l3p", ["l2p", "caprompt"], also="; or none")
     assert str(error) == "unknown method 'l3p' (did you mean 'l2p'?); there are: caprompt, l2p; or none"
 
 
-def test_they_can_be_caught_as_value_errors() -> None:
+def test_input_errors_are_value_errors() -> None:
     with pytest.raises(ValueError):
         raise errors.DataError("no")

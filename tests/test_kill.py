@@ -1,4 +1,4 @@
-"""SIGKILL at many moments: whatever was on disk can be read, and a resumed run ends with the same bits."""
+"""SIGKILL at many points of a run: its folder stays readable, and the resumed run ends bit for bit the same."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from helpers import QUICK, write_squares
 
 from caprompt import ContinualClassifier, checkpoint
 
-# What each process is let to do before it is killed, so that kills fall into reading, training, the checkpoint of an epoch,
-# alignment, saving the model, testing and writing the results.
-UNTIL = ("Reading", "StepEnded", "EpochEnded", "StepEnded", "Consolidating", "LearnEnded") * 2
-COLOURS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
+# The last event of each process before it is killed: kills fall into reading, training, the checkpoint of an epoch,
+# alignment, saving the model, evaluation and writing the results.
+UNTIL = ("ImagesChecked", "StepEnded", "EpochEnded", "StepEnded", "Consolidating", "LearnEnded") * 2
+COLORS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
 
-# A run that goes on from whatever it finds, and says so at every step it takes.
+# A run that resumes from whatever is on disk, and prints every event.
 SCRIPT = """
 import sys
 from pathlib import Path
 from caprompt.experiments.execution import RunConfig, run_experiment
 data, backbone, out = sys.argv[1:]
 config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1, 1, 2, 1), options={options})
-run_experiment(config, Path(out), resume=True, listen=lambda event: print(type(event).__name__, flush=True))
+run_experiment(config, Path(out), resume=True, callbacks=lambda event: print(type(event).__name__, flush=True))
 """.replace("{options}", repr({**QUICK, "epochs": 8}))
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbone: Path) -> None:
+def test_killed_and_resumed_run_ends_bit_for_bit_the_same(tmp_path: Path, backbone: Path) -> None:
     data = tmp_path / "data"
-    write_squares(data / "train", COLOURS)
-    write_squares(data / "test", COLOURS, each=2, start=50)
+    write_squares(data / "train", COLORS)
+    write_squares(data / "test", COLORS, each=2, start=50)
 
     def start(out: Path) -> subprocess.Popen[str]:
         words = [sys.executable, "-c", SCRIPT, str(data), str(backbone), str(out)]
@@ -41,9 +41,9 @@ def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbon
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start(whole).communicate()[0].count("EpochEnded") == 48
-    chance = random.Random(0)
+    rng = random.Random(0)
     for event in UNTIL:
-        kill_after(start(killed), event, times=chance.randint(1, 5) if event == "StepEnded" else 1, delay=chance.uniform(0, 0.05))
+        kill_after(start(killed), event, times=rng.randint(1, 5) if event == "StepEnded" else 1, delay=rng.uniform(0, 0.05))
         assert_readable(killed / "model")
     epochs_left = start(killed).communicate()[0].count("EpochEnded")
     assert 0 < epochs_left < 48, "the kills should have fallen into the middle of the work"
@@ -53,7 +53,7 @@ def test_killed_at_any_moment_and_resumed_ends_bit_equal(tmp_path: Path, backbon
 
 
 def kill_after(process: subprocess.Popen[str], event: str, times: int, delay: float) -> None:
-    """Let a process go on until some event and a few milliseconds more, and kill it."""
+    """Kill a process a few milliseconds after it printed an event so many times."""
     assert process.stdout is not None
     while times and (line := process.stdout.readline()):
         times -= line.startswith(event)
@@ -64,7 +64,7 @@ def kill_after(process: subprocess.Popen[str], event: str, times: int, delay: fl
 
 
 def assert_readable(folder: Path) -> None:
-    """Whatever a kill left is a whole model, a whole checkpoint, or nothing."""
+    """Check that a kill left a complete model, a complete checkpoint, or nothing."""
     if checkpoint.exists(folder):
         ContinualClassifier.load(folder)
     if checkpoint.exists(folder / "in-progress"):

@@ -33,8 +33,8 @@ def test_the_table_is_what_the_benchmark_wrote() -> None:
     assert spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    written = json.loads((ROOT / "benchmarks" / "results" / "digits.json").read_text(encoding="utf-8"))
-    assert benchmark.markdown(written["rows"]) in README
+    written = json.loads((ROOT / "results" / "accuracy" / "digits.json").read_text(encoding="utf-8"))
+    assert benchmark.format_table(written["rows"]) in README
     assert written["backbone"] in README
 
 
@@ -67,7 +67,7 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_speeds_are_those_that_were_measured() -> None:
     def measured(name: str, variant: str, size: int) -> dict[str, float]:
-        rows = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        rows = json.loads((ROOT / "results" / "speed" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
         return next(row for row in rows if (row["variant"], row["batch"]) == (variant, size))
 
     trained = measured("train_step", "package, bf16, compiled", 24)["images_per_s"]

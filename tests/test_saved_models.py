@@ -54,7 +54,7 @@ def test_a_saved_model_predicts_the_same_bits(name: str) -> None:
 def test_a_call_that_was_stopped_then_is_resumed_to_the_same_model(name: str, tmp_path: Path) -> None:
     folder = shutil.copytree(MODELS / name, tmp_path / name)
     model = ContinualClassifier.load(folder, backbone=BACKBONE, device="cpu")
-    model.learn(squares(("yellow", "cyan")), folder=folder, resume=True)
+    model.learn(squares(("yellow", "cyan")), checkpoint_dir=folder, resume=True)
     assert_same(predict(model), EXPECTED["models"][name]["resumed"])
     if SAME_KERNELS:
         state = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()

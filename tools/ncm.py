@@ -1,21 +1,21 @@
-"""How good are a backbone's features? Nearest class mean: no training, no options to tune, one number.
+"""Measure the features of a backbone by the accuracy of the nearest class mean, without training.
 
-    python tools/ncm.py --images cifar100 --backbone vit_mini_patch8_64.tin200_distilled --random --json result.json
+    python tools/ncm.py --images cifar100 --backbone vit_mini_patch8_64.tin200_distilled --random
 
-`--images` holds train/<class>/*.png and test/<class>/*.png (or .jpg). Every image is resized to the backbone's own size
-(bicubic), the features of a class's training images are averaged, and a test image goes to the class whose mean has the
-largest cosine with its feature. `--random` adds the first backbone's architecture with untrained weights.
+`--images` contains train/<class>/<image> and test/<class>/<image>. The short side of every image is
+resized to the backbone's own size (bicubic) and the center is cropped; the features of the training
+images of a class are averaged, and a test image is assigned to the class whose mean has the largest
+cosine similarity. `--random` adds the architecture of the first backbone with random weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,70 +23,55 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.backbones.weights import load_backbone
-from caprompt.errors import CapromptError, DataError
-
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The images of one split, by path, with their classes as numbers."""
-
-    paths: list[Path]
-    labels: Tensor  # (N,)
-    classes: list[str]
-
-    def load(self, size: int, part: slice = slice(None)) -> Tensor:
-        """Decode some of the images, cropped to a square and resized: (n, 3, size, size) uint8."""
-        with ThreadPoolExecutor() as pool:
-            arrays = list(pool.map(lambda path: decode(path, size), self.paths[part]))
-        return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
+from caprompt.backbones import ViT, ViTConfig, load_backbone
+from caprompt.backbones.constants import NORMALIZATIONS
+from caprompt.data.image_cache import ImageCache
+from caprompt.data.loader import iter_batches
+from caprompt.data.samples import Samples
+from caprompt.data.sources import read_source
+from caprompt.data.transforms import Color, EvalTransform
+from caprompt.errors import CapromptError
 
 
-def list_folder(folder: Path, classes: Sequence[str] | None = None) -> Folder:
-    """Find folder/<class>/<image>; classes are sorted by name unless given."""
-    if not folder.is_dir():
-        raise DataError(f"there is no folder '{folder}'")
-    names = list(classes or sorted(path.name for path in folder.iterdir() if path.is_dir()))
-    found = [
-        (path, label)
-        for label, name in enumerate(names)
-        for path in sorted((folder / name).glob("*"))
-        if path.suffix.lower() in SUFFIXES
-    ]
-    if not found:
-        raise DataError(f"'{folder}' holds no images; expected {folder}/<class>/<image>.png")
-    return Folder([path for path, _ in found], torch.tensor([label for _, label in found]), names)
+def iter_images(samples: Samples, size: int, mean: Color, std: Color, batch_size: int) -> Iterator[Tensor]:
+    """Yield normalized center crops (B, 3, size, size), in order."""
+    transform, cache = EvalTransform(size, mean, std, resize=size), ImageCache(budget_bytes=0)
+    batches = iter_batches(
+        samples, [0] * len(samples), transform, cache, batch_size, seed=None, shuffle=False, workers=os.cpu_count() or 1
+    )
+    return (images for images, _ in batches)
 
 
-def decode(path: Path, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """One RGB image of size x size pixels; what does not fit a square is cut off evenly."""
-    with Image.open(path) as image:
-        return np.asarray(ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC))
+def load_images(samples: Samples, size: int) -> Tensor:
+    """Decode all images, as center crops: (N, 3, size, size) uint8."""
+    batches = iter_images(samples, size, *NORMALIZATIONS["none"], batch_size=512)
+    return torch.cat([(images * 255).round().byte() for images in batches])
 
 
-def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Bring images (B, 3, H, W) with values 0..1 to the mean and spread a network was trained on."""
+def encode_labels(samples: Samples, classes: Sequence[str]) -> Tensor:
+    """Return the index of each sample's class: (N,)."""
+    return torch.tensor([classes.index(label) for label in samples.labels])
+
+
+def normalize(images: Tensor, mean: Color, std: Color) -> Tensor:
+    """Normalize images (B, 3, H, W) with values in 0..1."""
     shape = (1, 3, 1, 1)
     return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
 
 
-def nearest_mean(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> float:
-    """Percentage of test features (n, D) nearest, by cosine, to the mean training feature of their own class."""
-    count = int(train_labels.max()) + 1
-    sums = train.new_zeros(count, train.shape[1]).index_add_(0, train_labels, train)
-    means = F.normalize(sums, dim=1)  # a mean and a sum point the same way
+def nearest_mean_accuracy(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> float:
+    """Return the percentage of test features (n, D) nearest, by cosine, to their class's mean."""
+    num_classes = int(train_labels.max()) + 1
+    sums = train.new_zeros(num_classes, train.shape[1]).index_add_(0, train_labels, train)
+    means = F.normalize(sums, dim=1)  # a mean and a sum have the same direction
     nearest = (F.normalize(test, dim=1) @ means.T).argmax(dim=1)
     return 100 * (nearest == test_labels).float().mean().item()
 
 
 def random_vit(config: ViTConfig, seed: int) -> ViT:
-    """A ViT before any training: truncated normal weights of 0.02, zero biases, norms that change nothing."""
+    """Initialize a ViT: truncated normal weights of std 0.02, zero biases, identity norms."""
     generator = torch.Generator().manual_seed(seed)
     vit = ViT(config)
     nn.init.trunc_normal_(vit.pos_embed, std=0.02, generator=generator)
@@ -99,46 +84,43 @@ def random_vit(config: ViTConfig, seed: int) -> ViT:
     return vit
 
 
-def batches(folder: Folder, size: int, batch_size: int) -> Iterator[Tensor]:
-    """The folder's images in order, decoded a batch at a time."""
-    for start in range(0, len(folder.paths), batch_size):
-        yield folder.load(size, slice(start, start + batch_size))
-
-
 @torch.inference_mode()
-def features(vit: ViT, images: Iterator[Tensor], mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """The class-token features (N, D) of uint8 image batches, in fp32."""
+def compute_features(vit: ViT, batches: Iterable[Tensor]) -> Tensor:
+    """Return the class-token features (N, D) of batches of normalized images, in float32."""
     device = vit.pos_embed.device
-    # The class token is a view of all tokens: without the clone every one of them would stay in memory.
-    return torch.cat([vit(normalize(batch.to(device).float() / 255, mean, std)).clone() for batch in images])
+    # The class token is a view of all tokens: without the clone they would all stay in memory.
+    return torch.cat([vit(images.to(device)).clone() for images in batches])
 
 
-def measure(images: Path, backbone: str, device: str, batch_size: int, random: bool = False) -> dict[str, Any]:
-    """One row of the table: a backbone, or its architecture with random weights, on a pair of folders."""
-    found = load_backbone(backbone)
-    vit = (random_vit(found.config, seed=0).eval() if random else found.build()).to(device)
-    train = list_folder(images / "train")
-    test = list_folder(images / "test", train.classes)
+def measure(images: Path, backbone_name: str, device: str, batch_size: int, random: bool = False) -> dict[str, Any]:
+    """Return one row of the table, of a backbone or of its architecture with random weights."""
+    backbone = load_backbone(backbone_name)
+    vit = (random_vit(backbone.config, seed=0).eval() if random else backbone.build()).to(device)
+    train = read_source(images / "train")
+    test = read_source(images / "test").select_classes(train.classes)
     start = time.perf_counter()
-    size = found.config.image_size
-    means, tests = (features(vit, batches(split, size, batch_size), found.mean, found.std) for split in (train, test))
-    accuracy = nearest_mean(means, train.labels.to(device), tests, test.labels.to(device))
+    size = backbone.config.image_size
+    train_features, test_features = (
+        compute_features(vit, iter_images(samples, size, backbone.mean, backbone.std, batch_size)) for samples in (train, test)
+    )
+    train_labels, test_labels = (encode_labels(samples, train.classes).to(device) for samples in (train, test))
+    accuracy = nearest_mean_accuracy(train_features, train_labels, test_features, test_labels)
     return {
-        "backbone": f"random weights ({found.name})" if random else found.name,
-        "sha256": None if random else found.sha256,
-        "parameters": found.parameters,
+        "backbone": f"random weights ({backbone.name})" if random else backbone.name,
+        "sha256": None if random else backbone.sha256,
+        "parameters": backbone.num_parameters,
         "pixels": size,
         "images": images.name,
-        "train_images": len(train.paths),
-        "test_images": len(test.paths),
+        "train_images": len(train),
+        "test_images": len(test),
         "classes": len(train.classes),
         "ncm_accuracy": round(accuracy, 2),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
-def hardware(device: str) -> str:
-    """What the figures were measured on."""
+def describe_hardware(device: str) -> str:
+    """Name the device that the results were measured on."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -148,11 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every backbone on every pair of folders, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, nargs="+", required=True, help="folders with train/ and test/")
-    parser.add_argument("--backbone", nargs="+", required=True, help="names, or .safetensors files")
+    parser.add_argument("--backbone", nargs="+", required=True, help="names, or weights files")
     parser.add_argument("--random", action="store_true", help="add the first backbone with random weights")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     args = parser.parse_args(arguments)
 
     rows = []
@@ -169,10 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 flush=True,
             )
     if args.json:
-        about = {"date": date.today().isoformat(), "hardware": hardware(args.device)}
+        environment = {"date": date.today().isoformat(), "hardware": describe_hardware(args.device)}
         versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**about, "versions": versions, "results": rows}, indent=2) + "\n")
+        args.json.write_text(json.dumps({**environment, "versions": versions, "results": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

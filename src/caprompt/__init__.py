@@ -1,8 +1,8 @@
-"""Learn new image classes as they come, on a frozen vision transformer, without forgetting and without keeping images.
+"""Learn new image classes as they come, on a frozen vision transformer, without forgetting and without storing images.
 
 >>> import caprompt
->>> "torch" in caprompt.__all__, "ContinualClassifier" in caprompt.__all__
-(False, True)
+>>> "ContinualClassifier" in caprompt.__all__
+True
 """
 
 from __future__ import annotations
@@ -11,23 +11,63 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from caprompt.classifier import ContinualClassifier, Evaluation, Prediction
+    from caprompt.backbones import list_backbones, load_backbone
+    from caprompt.classifier import ContinualClassifier
+    from caprompt.data import list_datasets, load_dataset
     from caprompt.errors import CapromptError, InputError
+    from caprompt.experiments.audit import Audit, audit
+    from caprompt.experiments.config import RunConfig
+    from caprompt.experiments.execution import run_experiment
+    from caprompt.experiments.run_folder import RunResult
+    from caprompt.methods import list_methods
+    from caprompt.outputs import Evaluation, Prediction
 
 __version__ = "0.1.0"
-__all__ = ["CapromptError", "ContinualClassifier", "Evaluation", "InputError", "Prediction", "__version__"]
+__all__ = [
+    "Audit",
+    "CapromptError",
+    "ContinualClassifier",
+    "Evaluation",
+    "InputError",
+    "Prediction",
+    "RunConfig",
+    "RunResult",
+    "__version__",
+    "audit",
+    "list_backbones",
+    "list_datasets",
+    "list_methods",
+    "load_backbone",
+    "load_dataset",
+    "run_experiment",
+]
 
-_HOME = {
+_MODULES = {
+    "Audit": "caprompt.experiments.audit",
     "CapromptError": "caprompt.errors",
-    "InputError": "caprompt.errors",
     "ContinualClassifier": "caprompt.classifier",
-    "Evaluation": "caprompt.classifier",
-    "Prediction": "caprompt.classifier",
+    "Evaluation": "caprompt.outputs",
+    "InputError": "caprompt.errors",
+    "Prediction": "caprompt.outputs",
+    "RunConfig": "caprompt.experiments.config",
+    "RunResult": "caprompt.experiments.run_folder",
+    "audit": "caprompt.experiments.audit",
+    "list_backbones": "caprompt.backbones",
+    "list_datasets": "caprompt.data",
+    "list_methods": "caprompt.methods",
+    "load_backbone": "caprompt.backbones",
+    "load_dataset": "caprompt.data",
+    "run_experiment": "caprompt.experiments.execution",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import caprompt` costs no torch."""
-    if name not in _HOME:
+    """Import a public name when it is first used, so that `import caprompt` does not import torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'caprompt' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
+    return __all__

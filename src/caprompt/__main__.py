@@ -1,4 +1,4 @@
-"""`python -m caprompt` and the `caprompt` command; Ctrl-C is answered even while things are still being imported."""
+"""`python -m caprompt` and the `caprompt` command; Ctrl-C is handled even during imports."""
 
 from __future__ import annotations
 

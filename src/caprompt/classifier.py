@@ -1,4 +1,4 @@
-"""`ContinualClassifier`, the noun people touch: it learns new image classes whenever they come, and answers in their names.
+"""`ContinualClassifier`, the main public class: it learns new image classes whenever they come, and predicts their names.
 
     from caprompt import ContinualClassifier
 
@@ -9,15 +9,17 @@
     model.save("pets")
     model = ContinualClassifier.load("pets")    # months later, in another process: learn on
 
-Further images of known classes may come in any call. CAPrompt keeps every old prompt as it is and merges the images into what it
-has summed up of their classes; methods that keep nothing of classes train on them like on any others.
+Further images of known classes may come in any call. CAPrompt leaves every old prompt as it is and merges the images into the
+statistics of their classes; methods that store no statistics train on them like on any others.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +29,45 @@ from torch import Tensor
 from caprompt import checkpoint, methods, protocols
 from caprompt.backbones import fp8
 from caprompt.backbones.weights import DEFAULT_BACKBONE, Backbone, load_backbone
-from caprompt.callbacks.events import Callback, Consolidating, EpochEnded, ImagesChecked, LearnEnded, LearnStarted, ignore_event
+from caprompt.callbacks.events import Callback, Consolidating, EpochEnded, ImagesChecked, LearnEnded, LearnStarted, compose
 from caprompt.checkpoint.model import (
     IN_PROGRESS,
+    get_options_for_device,
+    get_saved_options,
     load_saved_backbone,
-    options_for_device,
     read_stopped_call,
-    saved_options,
     select_by_prefix,
 )
 from caprompt.data.images import ImageInput
-from caprompt.data.sources import Samples, Source, read_source, validate_images
+from caprompt.data.samples import Samples
+from caprompt.data.sources import Source, list_images, read_source
+from caprompt.data.validation import validate_images
 from caprompt.engine import trainer
-from caprompt.engine.inference import PredictorCache, choose_batch_size
+from caprompt.engine.inference import PredictorCache, choose_batch_size, predict_samples
 from caprompt.engine.inputs import InputPipeline, RepeatableBatches
 from caprompt.errors import InputError, ModelFolderError, OptionError
-from caprompt.methods import options
-from caprompt.methods.base import Batches
+from caprompt.methods.base import Batches, MethodOutput
+from caprompt.methods.options import validate_options
 from caprompt.outputs import Evaluation, Prediction, make_evaluation, make_predictions
 from caprompt.utils import optimizers
 from caprompt.utils.devices import FP8, resolve_device, resolve_dtype
 from caprompt.utils.random import derive_seed, make_generator
 from caprompt.utils.throttle import Throttle
 
-__all__ = ["ContinualClassifier", "Evaluation", "Prediction"]
+__all__ = ["ContinualClassifier", "LabeledOutput"]
+
+RENAMED_ARGUMENTS = {"folder": "checkpoint_dir", "listen": "callbacks"}  # of `learn`, until the next minor version
+
+
+@dataclass(frozen=True)
+class LabeledOutput:
+    """The raw output of a model for N labeled images, in their order, and what is needed to score it."""
+
+    samples: Samples
+    targets: Tensor  # (N,), indices into the model's classes, on the CPU
+    output: MethodOutput  # N rows
+    protocol: str
+    seconds: float  # that prediction took
 
 
 class ContinualClassifier:
@@ -63,21 +80,21 @@ class ContinualClassifier:
         *,
         seed: int = 0,
         device: str = "auto",
-        **settings: Any,
+        **options: Any,
     ) -> None:
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone)
         if not isinstance(seed, int) or seed < 0:
-            raise OptionError(f"the seed must be a whole number from 0, not '{seed}'")
+            raise OptionError(f"the seed must be a non-negative integer, not '{seed}'")
         self.seed = seed
         self.device = resolve_device(device)
         self.classes: list[str] = []
         self.history: list[dict[str, Any]] = []
-        self.calls = 0
+        self.num_calls = 0
         self.images_seen: dict[str, int] = {}
-        self.asked = PredictorCache()
-        self.vit = self.backbone.build().to(self.device)
-        self.method = methods.build_method(method, self.vit, settings).to(self.device)
-        self._hold_backbone()
+        self._predictors = PredictorCache()
+        self._vit = self.backbone.build().to(self.device)
+        self.method = methods.build_method(method, self._vit, options).to(self.device)
+        self._configure_backbone()
 
     def __repr__(self) -> str:
         return (
@@ -97,138 +114,169 @@ class ContinualClassifier:
         self,
         source: Source,
         *,
-        folder: str | Path | None = None,
+        checkpoint_dir: str | Path | None = None,
         resume: bool = False,
         skip_bad: bool = False,
-        listen: Callback = ignore_event,
+        callbacks: Callback | Sequence[Callback] = (),
+        **renamed: Any,
     ) -> Samples:
-        """Learn labelled images: a folder per class, a CSV of paths and labels, or (images, labels). Returns what was learned.
+        """Learn labeled images: a folder per class, a CSV of paths and labels, or (images, labels). Return what was learned.
 
-        With `folder`, the model is saved there when done, and after epochs a checkpoint lies beside it, as often as it is cheap;
-        `resume` continues from that to the very same model. If anything goes wrong, the model is as it was before the call.
+        With `checkpoint_dir`, the model is saved there at the end, and checkpoints are written after epochs, as often as that
+        is cheap; `resume` continues from the last one to the very same model.
+        If the call fails, the model is as it was before.
+        `callbacks` are functions of one event (`caprompt.callbacks`), called in their order.
         """
-        feeder = InputPipeline(self.backbone, self.device)
+        if renamed:
+            current = _rename_arguments(renamed)
+            return self.learn(
+                source,
+                **{"checkpoint_dir": checkpoint_dir, "resume": resume, "skip_bad": skip_bad, "callbacks": callbacks, **current},
+            )
+        callback = callbacks if callable(callbacks) else compose(*callbacks)
+        pipeline = InputPipeline(self.backbone, self.device)
         samples = validate_images(
-            read_source(source), feeder.store, skip_bad, lambda done, total: listen(ImagesChecked(done, total))
+            read_source(source), pipeline.cache, skip_bad, lambda done, total: callback(ImagesChecked(done, total))
         )
-        home = Path(folder) if folder is not None else None
-        if home is not None:
-            self._check_home(home)
+        directory = Path(checkpoint_dir) if checkpoint_dir is not None else None
+        if directory is not None:
+            self._check_directory(directory)
             if not resume:
-                checkpoint.discard(home / IN_PROGRESS)
-        with self._unchanged_on_failure():
-            self._learn(samples, feeder, home, resume, listen)
-            if home is not None:
-                self._check_home(home)
-            self.calls += 1
+                checkpoint.discard(directory / IN_PROGRESS)
+        with self._restored_on_failure():
+            self._learn(samples, pipeline, directory, resume, callback)
+            if directory is not None:
+                self._check_directory(directory)
+            self.num_calls += 1
             for name, count in samples.counts().items():
                 self.images_seen[name] = self.images_seen.get(name, 0) + count
-            if home is not None:
-                self.save(home)
-        if home is not None:
-            checkpoint.discard(home / IN_PROGRESS)
+            if directory is not None:
+                self.save(directory)
+        if directory is not None:
+            checkpoint.discard(directory / IN_PROGRESS)
         return samples
 
-    def _check_home(self, home: Path) -> None:
-        """A call may only be saved over the very model it continues, not over what someone else has saved since."""
-        if checkpoint.exists(home) and checkpoint.read_config(home)["calls"] != self.calls:
+    def _check_directory(self, directory: Path) -> None:
+        """Refuse to save over a model that someone else has saved since this one was loaded."""
+        if checkpoint.exists(directory) and checkpoint.read_config(directory)["calls"] != self.num_calls:
             raise ModelFolderError(
-                f"the model in '{home}' is not the one that is learning; load it again, or choose another folder"
+                f"the model in '{directory}' is not the one that is learning; load it again, or choose another folder"
             )
 
-    def _learn(self, samples: Samples, feeder: InputPipeline, home: Path | None, resume: bool, listen: Callback) -> None:
-        began = time.perf_counter()
-        self.asked.clear()  # what was recorded is of the model as it was
-        digest = samples.digest() if home is not None else ""
-        position = self._resume(home, digest) if resume else None
+    def _learn(self, samples: Samples, pipeline: InputPipeline, directory: Path | None, resume: bool, callback: Callback) -> None:
+        start_time = time.perf_counter()
+        self._predictors.clear()  # they were captured from the model as it was
+        digest = samples.digest() if directory is not None else ""
+        stopped = self._restore_stopped_call(directory, digest) if resume else None
         new = tuple(name for name in samples.classes if name not in set(self.classes))
-        if position is None:
-            self._begin(new)
+        if stopped is None:
+            self._begin_task(new)
         else:
-            new = tuple(position.config["progress"]["new_classes"])
+            new = tuple(stopped.config["progress"]["new_classes"])
         known = tuple(name for name in samples.classes if name not in new)
 
-        trained = samples if self.method.trains_on_known_classes else samples.of_classes(new)
+        trained = samples if self.method.trains_on_known_classes else samples.select_classes(new)
         if len(trained):
-            first = position.config["progress"]["epochs_done"] if position else 0
-            listen(LearnStarted(len(self.tasks), new, known, len(trained), self.method.epochs, first))
-            if position is None:
-                self.method.prepare(self._plain(trained, feeder), self._generator("prepare"))
+            first_epoch = stopped.config["progress"]["epochs_done"] if stopped else 0
+            callback(LearnStarted(len(self.tasks), new, known, len(trained), self.method.epochs, first_epoch))
+            if stopped is None:
+                self.method.prepare(self._eval_batches(trained, pipeline), self._make_generator("prepare"))
 
-            pace = Throttle()
+            throttle = Throttle()
 
             def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
-                self.history.append({"call": self.calls, **ended.figures()})
-                if home is not None:
+                self.history.append({"call": self.num_calls, **ended.as_record()})
+                if directory is not None:
                     progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
-                    pace(lambda: self._write(home / IN_PROGRESS, progress, optimizers.optimizer_state(optimizer)))
+                    throttle(lambda: self._write(directory / IN_PROGRESS, progress, optimizers.get_optimizer_state(optimizer)))
 
-            moments = select_by_prefix(position.tensors, "optimizer.") if position else None
-            seed = derive_seed(self.seed, "call", self.calls)
-            epoch_batches = feeder.augmented(trained, self._targets(trained), self.method.options, seed)
-            trainer.fit(self.method, epoch_batches, start=first, optimizer_tensors=moments, listen=listen, save=save)
-        listen(Consolidating())
-        self.method.consolidate(self._plain(samples, feeder), self._generator("consolidate"))
-        listen(LearnEnded(len(self.classes), time.perf_counter() - began))
+            optimizer_tensors = select_by_prefix(stopped.tensors, "optimizer.") if stopped else None
+            seed = derive_seed(self.seed, "call", self.num_calls)
+            epoch_batches = pipeline.train_batches(trained, self._targets(trained), self.method.options, seed)
+            trainer.fit(
+                self.method, epoch_batches, start=first_epoch, optimizer_tensors=optimizer_tensors, callback=callback, save=save
+            )
+        callback(Consolidating())
+        self.method.consolidate(self._eval_batches(samples, pipeline), self._make_generator("consolidate"))
+        callback(LearnEnded(len(self.classes), time.perf_counter() - start_time))
 
-    def _plain(self, samples: Samples, feeder: InputPipeline) -> Batches:
-        size = choose_batch_size(len(samples), None, self.device)
-        return RepeatableBatches(lambda: self._shown(samples, feeder, self._targets(samples), size))
+    def _eval_batches(self, samples: Samples, pipeline: InputPipeline) -> Batches:
+        """Return repeatable batches of every image once, without augmentation; a leaking protocol wants one class a batch."""
+        size, targets, options = choose_batch_size(len(samples), None, self.device), self._targets(samples), self.method.options
 
-    def _shown(self, samples: Samples, feeder: InputPipeline, groups: Sequence[int], batch_size: int) -> Batches:
-        """Every image once, un-augmented; `groups` says which of them a released program would show together."""
-        for part, size in protocols.group_for_batches(self.method.options, groups, batch_size):
-            chosen = samples.select(part)
-            yield from feeder.plain(chosen, self._targets(chosen), self.method.options, size)
+        def start() -> Batches:
+            for positions, own_size in protocols.group_for_batches(options, targets, size):
+                part = samples.select(positions)
+                yield from pipeline.eval_batches(part, self._targets(part), options, own_size)
 
-    def _begin(self, new: Sequence[str]) -> None:
+        return RepeatableBatches(start)
+
+    def _begin_task(self, new: Sequence[str]) -> None:
         if new:
             self.classes.extend(new)
-            self.method.announce(self.classes)
-            self.method.begin_task(len(new), self._generator("begin"))
+            self.method.set_class_names(self.classes)
+            self.method.begin_task(len(new), self._make_generator("begin"))
 
-    def _generator(self, purpose: str) -> torch.Generator:
-        return make_generator(self.seed, "call", self.calls, purpose)
+    def _make_generator(self, purpose: str) -> torch.Generator:
+        return make_generator(self.seed, "call", self.num_calls, purpose)
 
     @contextmanager
-    def _unchanged_on_failure(self) -> Iterator[None]:
+    def _restored_on_failure(self) -> Iterator[None]:
         before = {name: tensor.clone() for name, tensor in self.method.state().items()}
-        tasks, classes, history, calls = list(self.method.task_sizes), list(self.classes), list(self.history), self.calls
+        task_sizes, classes, history, num_calls = (
+            list(self.method.task_sizes),
+            list(self.classes),
+            list(self.history),
+            self.num_calls,
+        )
         images_seen = dict(self.images_seen)
         try:
             yield
         except BaseException:
-            self.classes, self.history, self.calls, self.images_seen = classes, history, calls, images_seen
-            self._rebuild(tasks, before)
+            self.classes, self.history, self.num_calls, self.images_seen = classes, history, num_calls, images_seen
+            self._rebuild_method(task_sizes, before)
             raise
 
-    def _rebuild(self, task_sizes: Sequence[int], state: Mapping[str, Tensor]) -> None:
-        self.asked.clear()
-        fresh = type(self.method)(self.vit, self.method.options).to(self.device)
+    def _rebuild_method(self, task_sizes: Sequence[int], state: Mapping[str, Tensor]) -> None:
+        self._predictors.clear()
+        fresh = type(self.method)(self._vit, self.method.options).to(self.device)
         fresh.restore(task_sizes, state)
         self.method = fresh
 
-    # -- answers -----------------------------------------------------------------------------------------------------------
+    # -- prediction --------------------------------------------------------------------------------------------------------
 
-    def predict_one(self, picture: ImageInput | str, *, top: int = 5, **settings: Any) -> Prediction:
-        """The answer for one image: a path, a PIL image or an array."""
-        return self.predict([picture], top=top, **settings)[0]
+    def predict_one(self, image: ImageInput | str, *, top: int = 5, **options: Any) -> Prediction:
+        """Predict the class of one image: a path, a PIL image or an array."""
+        return self.predict([image], top=top, **options)[0]
 
     def predict(
-        self, pictures: Sequence[ImageInput | str], *, top: int = 5, batch_size: int | None = None, **settings: Any
+        self,
+        images: str | Path | Sequence[ImageInput | str],
+        *,
+        top: int = 5,
+        batch_size: int | None = None,
+        **options: Any,
     ) -> list[Prediction]:
-        """The answer for each image; company in a batch changes nothing. `settings` are options such as cycles="auto"."""
-        self.require_classes()
+        """Predict the class of each image, whatever else is in its batch.
+
+        `images` is a sequence of paths, PIL images or arrays, or the path of one file or of a folder, whose images are taken in
+        sorted order at any depth. `options` override those of the method that concern prediction, such as cycles="auto".
+        """
+        self._require_classes()
         if top < 1:
             raise OptionError(f"top must be at least 1, not {top}")
-        paths = tuple(Path(picture) if isinstance(picture, str) else picture for picture in pictures)
-        samples = Samples(paths, ("unlabelled",) * len(paths))
-        feeder = InputPipeline(self.backbone, self.device, budget_bytes=0)  # each is looked at once
-        size = choose_batch_size(len(paths), batch_size, self.device)
-        with self.with_options(settings):
-            ask = self.asked.answering(self.method, size)
-            answers = [ask(images) for images, _ in feeder.plain(samples, [0] * len(paths), self.method.options, size)]
-        return [prediction for answer in answers for prediction in make_predictions(answer, self.classes, top)]
+        if isinstance(images, (str, Path)):
+            images = list_images([Path(images)])
+        inputs = tuple(Path(image) if isinstance(image, str) else image for image in images)
+        if not inputs:
+            return []
+        samples = Samples(inputs, ("unlabelled",) * len(inputs))
+        pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
+        size = choose_batch_size(len(inputs), batch_size, self.device)
+        with self.override_options(options):
+            predictor = self._predictors.get(self.method, size)
+            output = predict_samples(predictor, pipeline, samples, self.method.options, size)
+        return list(make_predictions(output, self.classes, top))
 
     def evaluate(
         self,
@@ -238,25 +286,53 @@ class ContinualClassifier:
         skip_bad: bool = False,
         give_task: bool = False,
         tasks: Sequence[Sequence[str]] | None = None,
-        **settings: Any,
+        **options: Any,
     ) -> Evaluation:
-        """Accuracy on labelled images, by task or other groups (`tasks`). `give_task` tells the method each image's true task."""
-        feeder = InputPipeline(self.backbone, self.device)
-        samples, targets = self.labelled(source, feeder, skip_bad)
-        size = choose_batch_size(len(samples), batch_size, self.device)
-        true, answers = [], []
-        with self.with_options(settings):
-            ask = self.asked.answering(self.method, size)
-            for images, labels in self._shown(samples, feeder, self.method.task_of_class[targets].tolist(), size):
-                answers.append(self.method.predict(images, self.method.task_of_class[labels]) if give_task else ask(images))
-                true.append(labels)
-        protocol = protocols.protocol(self.method.options, give_task)
-        return make_evaluation(answers, torch.cat(true).cpu(), self.classes, tasks or self.tasks, samples.skipped, protocol)
+        """Measure accuracy on labeled images, by task or by other groups of classes (`tasks`).
 
-    def labelled(self, source: Source, feeder: InputPipeline, skip_bad: bool) -> tuple[Samples, list[int]]:
-        """Images to test with, and the number of each one's class; every class must have been learned."""
-        self.require_classes()
-        samples = validate_images(read_source(source), feeder.store, skip_bad)
+        `give_task` passes each image's true task to the method.
+        """
+        labeled = self.compute_outputs(source, batch_size=batch_size, skip_bad=skip_bad, give_task=give_task, **options)
+        return self.score_outputs(labeled, tasks)
+
+    def compute_outputs(
+        self,
+        source: Source,
+        *,
+        batch_size: int | None = None,
+        skip_bad: bool = False,
+        give_task: bool = False,
+        **options: Any,
+    ) -> LabeledOutput:
+        """Return the raw output for labeled images: logits of every class, task weights and forward passes of each image."""
+        pipeline = InputPipeline(self.backbone, self.device)
+        samples, targets = self.read_labeled(source, pipeline, skip_bad)
+        size = choose_batch_size(len(samples), batch_size, self.device)
+        with self.override_options(options):
+            start_time = time.perf_counter()
+            output = predict_samples(
+                self._predictors.get(self.method, size),
+                pipeline,
+                samples,
+                self.method.options,
+                size,
+                tasks=self.method.task_of_class[targets].tolist(),
+                give_task=give_task,
+            )
+            seconds = time.perf_counter() - start_time
+        return LabeledOutput(
+            samples, torch.tensor(targets), output, protocols.describe_protocol(self.method.options, give_task), seconds
+        )
+
+    def score_outputs(self, labeled: LabeledOutput, tasks: Sequence[Sequence[str]] | None = None) -> Evaluation:
+        """Return the accuracies behind raw outputs, by task or by other groups of classes."""
+        skipped = labeled.samples.skipped
+        return make_evaluation(labeled.output, labeled.targets, self.classes, tasks or self.tasks, skipped, labeled.protocol)
+
+    def read_labeled(self, source: Source, pipeline: InputPipeline, skip_bad: bool) -> tuple[Samples, list[int]]:
+        """Return images to test with and the index of each one's class; every class must have been learned."""
+        self._require_classes()
+        samples = validate_images(read_source(source), pipeline.cache, skip_bad)
         for name in samples.classes:
             if name not in self.classes:
                 raise InputError(f"class '{name}' has not been learned; this model knows: {', '.join(self.classes)}")
@@ -267,41 +343,40 @@ class ContinualClassifier:
         return [number[label] for label in samples.labels]
 
     @contextmanager
-    def with_options(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Other options for one prediction; only those that do not concern training."""
+    def override_options(self, options: Mapping[str, Any]) -> Iterator[None]:
+        """Use other options within the context; only those that do not concern training."""
         before = self.method.options
-        for name in settings:
+        for name in options:
             if name in type(before).model_fields and name not in before.at_prediction:
                 raise InputError(f"option '{name}' belongs to training; it cannot be changed at prediction")
-        changed = options.validate_options(type(before), {**before.model_dump(), **settings}, owner=self.method.name)
+        changed = validate_options(type(before), {**before.model_dump(), **options}, owner=self.method.name)
         try:
             self.method.options = changed
-            self._hold_backbone()
+            self._configure_backbone()
             yield
         finally:
             self.method.options = before
-            self._hold_backbone()
+            self._configure_backbone()
 
-    def _hold_backbone(self) -> None:
-        """Hold the frozen backbone as the options say; other numbers than before are read anew from its file."""
-        self.vit.recompute = self.method.options.recompute
-        self.vit.set_compiled(self.method.options.compile)
+    def _configure_backbone(self) -> None:
+        """Set the frozen backbone to the dtype and the compilation that the options ask for."""
+        self._vit.recompute = self.method.options.recompute
+        self._vit.set_compiled(self.method.options.compile)
         precision = self.method.options.precision
-        if fp8.set_precision(self.vit, resolve_dtype(precision, self.device), precision == FP8, self.backbone.weights):
-            self.asked.clear()
+        if fp8.set_precision(self._vit, resolve_dtype(precision, self.device), precision == FP8, self.backbone.weights):
+            self._predictors.clear()
 
-    def require_classes(self) -> None:
-        """A model that knows nothing cannot answer."""
+    def _require_classes(self) -> None:
         if not self.classes:
             raise InputError("this model has not learned any class yet; teach it some with learn")
 
-    # -- keeping -----------------------------------------------------------------------------------------------------------
+    # -- saving and loading ------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
         """Write the model: a few small files, replaced together or not at all. The backbone is named, not copied."""
-        self._write(Path(folder), progress=None, moments={})
+        self._write(Path(folder), progress=None, optimizer_tensors={})
 
-    def _write(self, folder: Path, progress: Mapping[str, Any] | None, moments: Mapping[str, Tensor]) -> None:
+    def _write(self, folder: Path, progress: Mapping[str, Any] | None, optimizer_tensors: Mapping[str, Tensor]) -> None:
         config = {**self._config(), "progress": progress}
         task_of_class = self.method.task_of_class.tolist()
         classes = [
@@ -310,7 +385,7 @@ class ContinualClassifier:
         ]
         tensors = {
             **{f"method.{name}": tensor for name, tensor in self.method.state().items()},
-            **{f"optimizer.{name}": tensor for name, tensor in moments.items()},
+            **{f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()},
         }
         checkpoint.write(folder, checkpoint.Saved(config, classes, tensors, self.history))
 
@@ -321,7 +396,7 @@ class ContinualClassifier:
             "backbone": {"name": self.backbone.name, "path": str(self.backbone.path), "sha256": self.backbone.sha256},
             "seed": self.seed,
             "task_sizes": self.method.task_sizes,
-            "calls": self.calls,
+            "calls": self.num_calls,
         }
 
     @classmethod
@@ -329,36 +404,45 @@ class ContinualClassifier:
         """Read a saved model. `backbone` says where the backbone's file is, if it has moved."""
         folder = Path(folder)
         if not checkpoint.exists(folder) and checkpoint.exists(folder / IN_PROGRESS):
-            raise ModelFolderError(f"learning was stopped before '{folder}' held a finished model; continue it with --resume")
+            raise ModelFolderError(f"learning was stopped before '{folder}' held a finished model; continue it with resume=True")
         saved = checkpoint.read(folder)
         config = saved.config
-        found = load_saved_backbone(config["backbone"], folder, backbone)
+        weights = load_saved_backbone(config["backbone"], folder, backbone)
         model = cls(
-            config["method"], found, seed=config["seed"], device=device, **options_for_device(resolve_device(device), config)
+            config["method"], weights, seed=config["seed"], device=device, **get_options_for_device(resolve_device(device), config)
         )
-        model._take(saved)
+        model._restore(saved)
         return model
 
     @classmethod
-    def unfinished(cls, folder: str | Path, *, device: str = "auto") -> ContinualClassifier | None:
-        """The model, still without classes, whose very first call was stopped in this folder; `learn` it with `resume=True`."""
+    def load_stopped(cls, folder: str | Path, *, device: str = "auto") -> ContinualClassifier | None:
+        """Return the model, still without classes, whose very first call was stopped in this folder; `learn` with `resume=True`."""
         folder = Path(folder)
         if checkpoint.exists(folder) or not checkpoint.exists(folder / IN_PROGRESS):
             return None
         config = checkpoint.read_config(folder / IN_PROGRESS)
-        found = load_saved_backbone(config["backbone"], folder, None)
-        return cls(config["method"], found, seed=config["seed"], device=device, **saved_options(config))
+        weights = load_saved_backbone(config["backbone"], folder, None)
+        return cls(config["method"], weights, seed=config["seed"], device=device, **get_saved_options(config))
 
-    def _take(self, saved: checkpoint.Saved) -> None:
+    def _restore(self, saved: checkpoint.Saved) -> None:
         self.classes = [entry["name"] for entry in saved.classes]
         self.images_seen = {entry["name"]: entry["images"] for entry in saved.classes}
         self.history = [dict(record) for record in saved.metrics]
-        self.calls = saved.config["calls"]
-        self._rebuild(saved.config["task_sizes"], select_by_prefix(saved.tensors, "method."))
+        self.num_calls = saved.config["calls"]
+        self._rebuild_method(saved.config["task_sizes"], select_by_prefix(saved.tensors, "method."))
 
-    def _resume(self, home: Path | None, digest: str) -> checkpoint.Saved | None:
-        """Take over the checkpoint of a stopped call, if there is one for this model and these images."""
-        saved = read_stopped_call(home, self._config(), digest) if home is not None else None
+    def _restore_stopped_call(self, directory: Path | None, digest: str) -> checkpoint.Saved | None:
+        """Restore the checkpoint of a stopped call, if there is one for this model and these images."""
+        saved = read_stopped_call(directory, self._config(), digest) if directory is not None else None
         if saved is not None:
-            self._take(saved)
+            self._restore(saved)
         return saved
+
+
+def _rename_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `learn` under their current names, with a warning; an unknown one is a TypeError."""
+    for name in arguments:
+        if name not in RENAMED_ARGUMENTS:
+            raise TypeError(f"ContinualClassifier.learn() got an unexpected keyword argument '{name}'")
+        warnings.warn(f"'{name}' of learn is now '{RENAMED_ARGUMENTS[name]}'", DeprecationWarning, stacklevel=3)
+    return {RENAMED_ARGUMENTS[name]: value for name, value in arguments.items()}

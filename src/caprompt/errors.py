@@ -1,6 +1,7 @@
-"""The errors a person meets. Each is one sentence: what is wrong, with what, and what to do.
+"""Exceptions raised on purpose. Each message is one sentence: what is wrong, with what, and what to do.
 
-`InputError` and its children mean that the caller can mend it (exit status 2); any other `CapromptError` is a failure (1).
+`InputError` and its subclasses are for input that the caller can correct (exit status 2); any other `CapromptError`
+is a failure (exit status 1). Messages name arguments (`resume=True`); the CLI prints them as flags (`--resume`).
 """
 
 from __future__ import annotations
@@ -17,35 +18,36 @@ __all__ = [
     "StoppedError",
     "UnknownNameError",
     "did_you_mean",
+    "first_line",
 ]
 
 
 class CapromptError(Exception):
-    """Anything this library raises on purpose."""
+    """Base class of every error that this library raises on purpose."""
 
     exit_code = 1
 
 
 class InputError(CapromptError, ValueError):
-    """Something that was passed in cannot be used."""
+    """Invalid input: an argument, a file or a folder that cannot be used."""
 
     exit_code = 2
 
 
 class DataError(InputError):
-    """A folder, table or image that cannot be read as labelled images."""
+    """A folder, CSV file or image that cannot be read as labelled images."""
 
 
 class OptionError(InputError):
-    """An option that does not exist or has a value it cannot take."""
+    """An unknown option, or an invalid value of one."""
 
 
 class ModelFolderError(InputError):
-    """A model folder that is missing, damaged, altered or from a newer version."""
+    """A model or run folder that is missing, damaged, modified or from a newer version."""
 
 
 class UnknownNameError(InputError):
-    """A name that is not in a registry; the message lists what is."""
+    """A name that is not in a registry; the message lists the known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], also: str = "") -> None:
         names = sorted(known)
@@ -53,13 +55,13 @@ class UnknownNameError(InputError):
 
 
 class StoppedError(CapromptError):
-    """Ctrl-C, with a sentence on what it left."""
+    """An interrupt (Ctrl-C), with a sentence on the state that it left."""
 
     exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name, or nothing.
+    """Return a hint for a misspelled name, or an empty string.
 
     >>> did_you_mean("epoch", ["epochs", "alpha"])
     " (did you mean 'epochs'?)"
@@ -68,3 +70,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its class if it has no message.
+
+    >>> first_line(ValueError("not a number\\nat line 3")), first_line(ValueError())
+    ('not a number', 'ValueError')
+    """
+    return str(error).strip().partition("\n")[0] or type(error).__name__

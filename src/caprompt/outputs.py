@@ -1,4 +1,4 @@
-"""What a model says: of one image (`Prediction`), and of labelled images (`Evaluation`), in people's labels."""
+"""Predictions and evaluations in terms of class names, computed from the raw output of a method."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Score:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one image."""
+    """The prediction for one image."""
 
     label: str
     score: float
     top: tuple[Score, ...]
-    task_weights: tuple[float, ...]  # how much of each task's prompt went into the answer
-    passes: int  # forward passes it took
+    task_weights: tuple[float, ...]  # share of each task's prompt in the mixture behind the prediction
+    passes: int  # forward passes that it took
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Accuracy on the classes that one task brought, in percent."""
+    """Accuracy on the classes of one task, in percent."""
 
     task: int  # counted from 1
     classes: tuple[str, ...]
@@ -52,11 +52,11 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model does on labelled images, in percent."""
+    """Accuracies of a model on labeled images, in percent."""
 
     accuracy: float  # over all images (pooled)
     average_accuracy: float  # mean over tasks (ACC)
-    task_identification: float  # how often the likeliest task is the right one
+    task_identification: float  # share of images whose most likely task is their own
     images: int
     mean_passes: float
     tasks: tuple[TaskScore, ...]
@@ -65,52 +65,52 @@ class Evaluation:
     protocol: str = HONEST
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
 
-def make_predictions(answer: MethodOutput, classes: Sequence[str], top: int) -> Iterator[Prediction]:
-    """One prediction per image of a batch, with its `top` likeliest classes."""
-    scores, order = answer.logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    # As lists at once: from a GPU, every row would be waited for.
-    parts = (scores[:, :top], order[:, :top], answer.task_weights, answer.passes)
-    for best, indices, weights, passes in zip(*(part.tolist() for part in parts), strict=True):
+def make_predictions(output: MethodOutput, classes: Sequence[str], top: int) -> Iterator[Prediction]:
+    """Yield one prediction per image, with its `top` most likely classes."""
+    scores, order = output.logits.softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    # Converted to lists at once: on a GPU, every row would be a synchronization.
+    columns = (scores[:, :top], order[:, :top], output.task_weights, output.passes)
+    for best, indices, weights, passes in zip(*(column.tolist() for column in columns), strict=True):
         ranked = tuple(Score(classes[index], score) for score, index in zip(best, indices, strict=True))
         yield Prediction(ranked[0].label, ranked[0].score, ranked, tuple(weights), int(passes))
 
 
 def make_evaluation(
-    answers: Sequence[MethodOutput],
-    true: Tensor,
+    output: MethodOutput,
+    targets: Tensor,
     classes: Sequence[str],
     tasks: Sequence[Sequence[str]],
     skipped: Sequence[str] = (),
     protocol: str = HONEST,
 ) -> Evaluation:
-    """Score answers against the true classes (N,). `classes` are as the answers number them; each is in one of the tasks."""
-    number = {name: task for task, names in enumerate(tasks) for name in names}
-    task_of_class = torch.tensor([number[name] for name in classes])
-    true_task = task_of_class[true]
-    logits = torch.cat([answer.logits for answer in answers]).cpu()  # (N, C)
-    guess = logits.argmax(dim=1)
-    sum_by_task = logits.softmax(dim=1) @ F.one_hot(task_of_class, len(tasks)).to(logits)  # (N, T)
+    """Score the output for N images against their true classes (N,), indices into `classes`; each class is in one of the tasks."""
+    task_of_name = {name: task for task, names in enumerate(tasks) for name in names}
+    task_of_class = torch.tensor([task_of_name[name] for name in classes])
+    true_tasks = task_of_class[targets]
+    logits = output.logits.cpu()  # (N, C)
+    predicted = logits.argmax(dim=1)
+    task_probabilities = logits.softmax(dim=1) @ F.one_hot(task_of_class, len(tasks)).to(logits)  # (N, T)
 
-    def right(members: Tensor) -> float:
-        return metrics.percent_correct(guess[members].tolist(), true[members].tolist())
+    def accuracy_on(members: Tensor) -> float:
+        return metrics.percent_correct(predicted[members].tolist(), targets[members].tolist())
 
     scores = [
-        TaskScore(task + 1, tuple(names), int((true_task == task).sum()), right(true_task == task))
+        TaskScore(task + 1, tuple(names), int((true_tasks == task).sum()), accuracy_on(true_tasks == task))
         for task, names in enumerate(tasks)
-        if (true_task == task).any()
+        if (true_tasks == task).any()
     ]
     return Evaluation(
-        accuracy=metrics.percent_correct(guess.tolist(), true.tolist()),
+        accuracy=metrics.percent_correct(predicted.tolist(), targets.tolist()),
         average_accuracy=metrics.average_accuracy([[score.accuracy for score in scores]]),
-        task_identification=metrics.percent_correct(sum_by_task.argmax(dim=1).tolist(), true_task.tolist()),
-        images=len(true),
-        mean_passes=float(torch.cat([answer.passes for answer in answers]).double().mean()),
+        task_identification=metrics.percent_correct(task_probabilities.argmax(dim=1).tolist(), true_tasks.tolist()),
+        images=len(targets),
+        mean_passes=float(output.passes.double().mean()),
         skipped=tuple(skipped),
         protocol=protocol,
         tasks=tuple(scores),
-        per_class={classes[label]: right(true == label) for label in sorted(set(true.tolist()))},
+        per_class={classes[label]: accuracy_on(targets == label) for label in sorted(set(targets.tolist()))},
     )

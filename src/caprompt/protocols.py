@@ -1,6 +1,7 @@
-"""Under which rules a figure came about. Every result carries its protocol, and figures of different ones are never mixed.
+"""Evaluation protocols: the conditions under which a result was measured.
 
-A protocol is a sentence that begins with its kind and a colon; the kind is what figures are told apart by.
+Every result carries its protocol, and results of different protocols are never compared or averaged.
+A protocol is a sentence that starts with its kind and a colon; only the kind is compared, so the rest may be reworded.
 """
 
 from __future__ import annotations
@@ -13,84 +14,94 @@ from caprompt.errors import InputError
 if TYPE_CHECKING:
     from caprompt.methods.options import Options
 
-__all__ = ["HONEST", "group_for_batches", "is_released", "kind", "percent_title", "protocol", "single", "warning"]
+__all__ = [
+    "HONEST",
+    "describe_protocol",
+    "format_percent_title",
+    "group_for_batches",
+    "is_released",
+    "leak_warning",
+    "parse_kind",
+    "require_same_protocol",
+]
 
-HONEST = "honest: an image's answer is its own, whatever else is in its batch; no task identity at test; no stored images"
-GIVEN_TASK = "each test image's true task is given away; shows what the prompts can do, not what a user would get"
-LEAK = (
-    "as the authors' program has it, an image gets prompts of its neighbours in the batch, in training and at the test, "
-    "and a test batch holds one task, so that task identity leaks; only for comparing with published tables"
+HONEST = (
+    "honest: a prediction depends on its own image only, not on the rest of the batch; "
+    "no task identity at test time; no stored images"
 )
-JOINT = "joint: all classes are learned at once, an upper bound for any order of tasks; an image's answer is its own"
-BATCH = 100  # images of one task, or of one class, at a time
+ORACLE = "the true task of each test image is given; an upper bound for the prompts, not the accuracy that a user would get"
+LEAK = (
+    "as in the authors' code, an image gets prompts of its neighbors in the batch, in training and at test time, "
+    "and a test batch holds one task, so that task identity leaks; only for comparison with published tables"
+)
+JOINT = "joint: all classes are learned at once, an upper bound for any order of tasks; a prediction depends on its own image only"
+RELEASED_BATCH_SIZE = 100  # images of one task, or of one class, per batch under protocol=released
 
 
 def is_released(options: Options) -> bool:
-    """Do these options repeat the leak of a released program?"""
+    """Return whether these options reproduce the batch leak of the authors' released code."""
     return getattr(options, "protocol", "honest") == "released"
 
 
-def protocol(options: Options, give_task: bool = False, joint: bool = False) -> str:
-    """The protocol of figures that come from a method with these options."""
+def describe_protocol(options: Options, give_task: bool = False, joint: bool = False) -> str:
+    """Return the protocol of results measured with these options."""
     if joint:
         return f"released joint: {LEAK}; all classes are learned at once" if is_released(options) else JOINT
-    kinds = {
+    sentences = {
         (False, False): HONEST,
-        (False, True): f"oracle: {GIVEN_TASK}",
+        (False, True): f"oracle: {ORACLE}",
         (True, False): f"released: {LEAK}",
-        (True, True): f"released oracle: {LEAK}; {GIVEN_TASK}",
+        (True, True): f"released oracle: {LEAK}; {ORACLE}",
     }
-    return kinds[is_released(options), give_task]
+    return sentences[is_released(options), give_task]
 
 
-def kind(protocol: str) -> str:
-    """The word that tells protocols apart.
+def parse_kind(protocol: str) -> str:
+    """Return the kind of a protocol, the part before the colon.
 
-    >>> kind(HONEST)
+    >>> parse_kind(HONEST)
     'honest'
     """
     return protocol.partition(":")[0]
 
 
-def single(protocols: Iterable[str]) -> str:
-    """The protocol that several results have in common; results of different ones are refused.
+def require_same_protocol(protocols: Iterable[str]) -> str:
+    """Return the protocol that several results share; raise if their kinds differ.
 
-    >>> single([HONEST, "released: leaks"])
+    >>> require_same_protocol([HONEST, "released: leaks"])
     Traceback (most recent call last):
-    caprompt.errors.InputError: figures of different protocols (honest, released) say nothing beside each other; ...
+    caprompt.errors.InputError: results of different protocols (honest, released) are not comparable; ...
     """
-    found = {kind(each): each for each in protocols}
-    if len(found) > 1:
-        names = ", ".join(sorted(found))
-        raise InputError(
-            f"figures of different protocols ({names}) say nothing beside each other; compare only runs of the same protocol"
-        )
-    return next(iter(found.values()))
+    by_kind = {parse_kind(protocol): protocol for protocol in protocols}
+    if len(by_kind) > 1:
+        kinds = ", ".join(sorted(by_kind))
+        raise InputError(f"results of different protocols ({kinds}) are not comparable; compare only runs of the same protocol")
+    return next(iter(by_kind.values()))
 
 
-def percent_title(what: str, protocol: str = HONEST) -> str:
-    """The title of a table or figure of percentages, marked where the protocol is not honest.
+def format_percent_title(what: str, protocol: str = HONEST) -> str:
+    """Return the title of a table or plot of percentages, marked unless the protocol is honest.
 
-    >>> percent_title("accuracy"), percent_title("accuracy", "released: leaks")
-    ('accuracy, in percent', 'accuracy, in percent (protocol RELEASED: no honest figures)')
+    >>> format_percent_title("accuracy"), format_percent_title("accuracy", "released: leaks")
+    ('accuracy, in percent', 'accuracy, in percent (not comparable: protocol=released)')
     """
-    mark = "" if kind(protocol) == "honest" else f" (protocol {kind(protocol).upper()}: no honest figures)"
-    return f"{what}, in percent{mark}"
+    kind = parse_kind(protocol)
+    return f"{what}, in percent" + ("" if kind == "honest" else f" (not comparable: protocol={kind})")
 
 
-def warning(options: Options) -> str | None:
-    """What to say before anything that a leaking model answers."""
+def leak_warning(options: Options) -> str | None:
+    """Return the warning that goes with every prediction of a model with the batch leak."""
     if not is_released(options):
         return None
-    return "this model was trained under the protocol 'released': its answers depend on the images beside them; not for use"
+    return "this model was trained with protocol=released: its predictions depend on the other images of a batch; not for use"
 
 
 def group_for_batches(options: Options, groups: Sequence[int], batch_size: int) -> list[tuple[list[int], int]]:
-    """Which un-augmented images go through the network together, as (positions, batch size); `groups` has a number for each.
+    """Return which un-augmented images share batches, as (positions, batch size) pairs.
 
-    Honestly, all in their order. The released programs test one task after another, and take statistics of one class after
-    another, so that no batch holds two.
+    `groups` holds a group number per image. Honestly, all images go through in their order. The released code tests one
+    task after another, and computes statistics of one class after another, so that no batch holds two groups.
     """
     if not is_released(options):
         return [(list(range(len(groups))), batch_size)]
-    return [([i for i, own in enumerate(groups) if own == group], BATCH) for group in sorted(set(groups))]
+    return [([i for i, own in enumerate(groups) if own == group], RELEASED_BATCH_SIZE) for group in sorted(set(groups))]

@@ -1,4 +1,4 @@
-"""Each layout, written as its authors write it, against a forward pass in that layout's own conventions."""
+"""Checkpoints of each library, against forward passes in that library's own conventions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CONFIG = ViTConfig(SIZE, PATCH, WIDTH, DEPTH, HEADS, MLP)
 Weights = dict[str, Tensor]
 
 
-def pictures() -> Tensor:
+def make_images() -> Tensor:
     return torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
 
 
-class Draw:
-    """Random tensors; norms are near one, as trained ones are."""
+class RandomWeights:
+    """Draws random tensors; norm weights are near one, as trained ones are."""
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -46,12 +46,12 @@ class Draw:
         return {f"{name}.weight": self(out, into), f"{name}.bias": self(out)}
 
 
-# The parts that all transformers share, spelled out.
+# The parts that all transformers share.
 
 
-def normed(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight + bias
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    centered = x - x.mean(dim=-1, keepdim=True)
+    return centered / (centered.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight + bias
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-1.702 * x))
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     size, heads = WIDTH // HEADS, []
     for columns in torch.arange(WIDTH).split(size):
         scores = query[..., columns] @ key[..., columns].transpose(1, 2) / size**0.5
@@ -70,14 +70,14 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat(heads, dim=-1)
 
 
-def cut(x: Tensor) -> Tensor:
-    """Patches (B, n, 3 * PATCH * PATCH) as a convolution's kernel sees them."""
+def cut_patches(x: Tensor) -> Tensor:
+    """Return patches (B, n, 3 * PATCH * PATCH) in the order of a convolution's kernel."""
     rows = [x[:, :, i : i + PATCH, j : j + PATCH].flatten(1) for i in range(0, SIZE, PATCH) for j in range(0, SIZE, PATCH)]
     return torch.stack(rows, dim=1)
 
 
 class Layer:
-    """`layer("fc1", x)`: the linear map of that name."""
+    """Applies linear layers and norms by name: `layer("fc1", x)`."""
 
     def __init__(self, w: Weights, prefix: str = "", eps: float = 1e-6) -> None:
         self.w, self.prefix, self.eps = w, prefix, eps
@@ -86,17 +86,17 @@ class Layer:
         return x @ self.w[f"{self.prefix}{name}.weight"].T + self.w[f"{self.prefix}{name}.bias"]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        return normed(x, self.w[f"{self.prefix}{name}.weight"], self.w[f"{self.prefix}{name}.bias"], self.eps)
+        return layer_norm(x, self.w[f"{self.prefix}{name}.weight"], self.w[f"{self.prefix}{name}.bias"], self.eps)
 
 
-def repeated(rows: Tensor, x: Tensor) -> Tensor:
+def repeat_rows(rows: Tensor, x: Tensor) -> Tensor:
     return rows.reshape(1, -1, WIDTH).repeat(len(x), 1, 1)
 
 
 # timm's names, which DINO, iBOT, MAE, MoCo v3 and DINOv2 share
 
 
-def timm_weights(draw: Draw, scale: bool = False) -> Weights:
+def timm_weights(draw: RandomWeights, scale: bool = False) -> Weights:
     w = {"cls_token": draw(1, 1, WIDTH), "pos_embed": draw(1, 1 + PATCHES, WIDTH)}
     w |= {"patch_embed.proj.weight": draw(WIDTH, 3, PATCH, PATCH), "patch_embed.proj.bias": draw(WIDTH)}
     for block in (f"blocks.{i}." for i in range(DEPTH)):
@@ -109,31 +109,31 @@ def timm_weights(draw: Draw, scale: bool = False) -> Weights:
 
 
 def timm_forward(w: Weights, x: Tensor) -> Tensor:
-    h = cut(x) @ w["patch_embed.proj.weight"].flatten(1).T + w["patch_embed.proj.bias"]
-    h = torch.cat([repeated(w["cls_token"], x), h], dim=1) + w["pos_embed"]
-    if "register_tokens" in w:  # DINOv2's own order of doing it: positions first, then registers behind the class token
-        h = torch.cat([h[:, :1], repeated(w["register_tokens"], x), h[:, 1:]], dim=1)
+    h = cut_patches(x) @ w["patch_embed.proj.weight"].flatten(1).T + w["patch_embed.proj.bias"]
+    h = torch.cat([repeat_rows(w["cls_token"], x), h], dim=1) + w["pos_embed"]
+    if "register_tokens" in w:  # DINOv2's own order: positions first, then registers after the class token
+        h = torch.cat([h[:, :1], repeat_rows(w["register_tokens"], x), h[:, 1:]], dim=1)
     for i in range(DEPTH):
         layer = Layer(w, f"blocks.{i}.")
         ls1, ls2 = (w.get(f"blocks.{i}.ls{part}.gamma", torch.ones(WIDTH).double()) for part in (1, 2))
         query, key, value = layer("attn.qkv", layer.norm("norm1", h)).split(WIDTH, dim=-1)
-        h = h + ls1 * layer("attn.proj", attended(query, key, value))
+        h = h + ls1 * layer("attn.proj", attend(query, key, value))
         h = h + ls2 * layer("mlp.fc2", gelu(layer("mlp.fc1", layer.norm("norm2", h))))
     return Layer(w).norm("norm", h)[:, 0]
 
 
-def prefixed(prefix: str, w: Weights) -> Weights:
+def add_prefix(prefix: str, w: Weights) -> Weights:
     return {prefix + name: value for name, value in w.items()}
 
 
-def zeros(w: Weights) -> Weights:
+def zeros_like(w: Weights) -> Weights:
     return {name: torch.zeros_like(value) for name, value in w.items()}
 
 
 def dino_full(w: Weights) -> dict[str, Any]:
     head = {"head.mlp.0.weight": torch.ones(8, WIDTH), "head.last_layer.weight_g": torch.ones(8, 1)}
-    student = prefixed("module.backbone.", zeros(w)) | prefixed("module.", head)
-    teacher = prefixed("backbone.", w) | head
+    student = add_prefix("module.backbone.", zeros_like(w)) | add_prefix("module.", head)
+    teacher = add_prefix("backbone.", w) | head
     return {"student": student, "teacher": teacher, "epoch": 800, "args": argparse.Namespace(arch="vit_base"), "dino_loss": {}}
 
 
@@ -151,13 +151,13 @@ def mae(w: Weights) -> dict[str, Any]:
 
 def moco(w: Weights) -> dict[str, Any]:
     heads = {"module.base_encoder.head.0.weight": torch.ones(8, WIDTH), "module.predictor.0.weight": torch.ones(8, 8)}
-    encoders = prefixed("module.base_encoder.", w) | prefixed("module.momentum_encoder.", zeros(w))
+    encoders = add_prefix("module.base_encoder.", w) | add_prefix("module.momentum_encoder.", zeros_like(w))
     return {"epoch": 300, "arch": "vit_base", "state_dict": encoders | heads, "optimizer": {"state": {}}}
 
 
 TIMM_LIKE: dict[str, Callable[[Weights], dict[str, Any]]] = {
     "timm with head": lambda w: w | {"head.weight": torch.ones(10, WIDTH), "head.bias": torch.ones(10)},
-    "timm compiled": lambda w: {"state_dict": prefixed("_orig_mod.module.", w)},
+    "timm compiled": lambda w: {"state_dict": add_prefix("_orig_mod.module.", w)},
     "DINO backbone": dict,
     "DINO full": dino_full,
     "iBOT": lambda w: {"state_dict": w | {"masked_embed": torch.ones(1, WIDTH)}},
@@ -166,57 +166,57 @@ TIMM_LIKE: dict[str, Callable[[Weights], dict[str, Any]]] = {
 }
 
 
-def compared(path: Path, reference: Callable[[Weights, Tensor], Tensor], w: Weights) -> float:
-    """The largest difference between the file's network in fp32 and the reference in fp64."""
-    expected = reference({name: value.double() for name, value in w.items()}, pictures().double())
+def max_error(path: Path, reference: Callable[[Weights, Tensor], Tensor], w: Weights) -> float:
+    """Return the largest difference between the loaded network and the reference in float64."""
+    expected = reference({name: value.double() for name, value in w.items()}, make_images().double())
     assert expected.std() > 0.1
-    return float((load_backbone(path).build()(pictures()) - expected).abs().max())
+    return float((load_backbone(path).build()(make_images()) - expected).abs().max())
 
 
 @pytest.mark.parametrize("layout", TIMM_LIKE)
-def test_checkpoints_in_timms_names(tmp_path: Path, layout: str) -> None:
-    w = timm_weights(Draw())
+def test_checkpoints_with_timms_names(tmp_path: Path, layout: str) -> None:
+    w = timm_weights(RandomWeights())
     path = tmp_path / "mine.pth"
     torch.save(TIMM_LIKE[layout](w), path)
-    assert compared(path, timm_forward, w) < 1e-5
+    assert max_error(path, timm_forward, w) < 1e-5
     assert load_backbone(path).config == CONFIG
 
 
 @pytest.mark.parametrize("registers", [0, REGISTERS])
-def test_dinov2_as_its_authors_write_it(tmp_path: Path, registers: int) -> None:
-    draw = Draw(1)
+def test_dinov2_original(tmp_path: Path, registers: int) -> None:
+    draw = RandomWeights(1)
     w = timm_weights(draw, scale=True) | {"mask_token": draw(1, WIDTH)}
     if registers:
         w["register_tokens"] = draw(1, registers, WIDTH)
     torch.save(w, tmp_path / "mine.pth")
-    assert compared(tmp_path / "mine.pth", timm_forward, w) < 1e-5
+    assert max_error(tmp_path / "mine.pth", timm_forward, w) < 1e-5
     config = load_backbone(tmp_path / "mine.pth").config
     assert (config.layer_scale, config.registers, config.class_position) == (True, registers, not registers)
 
 
 def timm_registers_forward(w: Weights, x: Tensor) -> Tensor:
-    """timm's `no_embed_class`: positions for patches alone, then class token and registers in front."""
-    h = cut(x) @ w["patch_embed.proj.weight"].flatten(1).T + w["patch_embed.proj.bias"] + w["pos_embed"]
-    h = torch.cat([repeated(w["cls_token"], x), repeated(w["reg_token"], x), h], dim=1)
+    """As with timm's `no_embed_class`: only patches have positions."""
+    h = cut_patches(x) @ w["patch_embed.proj.weight"].flatten(1).T + w["patch_embed.proj.bias"] + w["pos_embed"]
+    h = torch.cat([repeat_rows(w["cls_token"], x), repeat_rows(w["reg_token"], x), h], dim=1)
     for i in range(DEPTH):
         layer = Layer(w, f"blocks.{i}.")
         query, key, value = layer("attn.qkv", layer.norm("norm1", h)).split(WIDTH, dim=-1)
-        h = h + w[f"blocks.{i}.ls1.gamma"] * layer("attn.proj", attended(query, key, value))
+        h = h + w[f"blocks.{i}.ls1.gamma"] * layer("attn.proj", attend(query, key, value))
         h = h + w[f"blocks.{i}.ls2.gamma"] * layer("mlp.fc2", gelu(layer("mlp.fc1", layer.norm("norm2", h))))
     return Layer(w).norm("norm", h)[:, 0]
 
 
-def test_dinov2_with_registers_as_timm_writes_it(tmp_path: Path) -> None:
-    draw = Draw(2)
+def test_dinov2_with_registers_from_timm(tmp_path: Path) -> None:
+    draw = RandomWeights(2)
     w = timm_weights(draw, scale=True) | {"reg_token": draw(1, REGISTERS, WIDTH), "pos_embed": draw(1, PATCHES, WIDTH)}
     save_file(w, tmp_path / "mine.safetensors")
-    assert compared(tmp_path / "mine.safetensors", timm_registers_forward, w) < 1e-5
+    assert max_error(tmp_path / "mine.safetensors", timm_registers_forward, w) < 1e-5
 
 
-# Google's npz: pictures as HWC, kernels as HWIO and (in, out), heads as an axis
+# Google's npz: images as HWC, kernels as HWIO and (in, out), heads as an axis
 
 
-def google_weights(draw: Draw) -> Weights:
+def google_weights(draw: RandomWeights) -> Weights:
     size = WIDTH // HEADS
     w = {"cls": draw(1, 1, WIDTH), "Transformer/posembed_input/pos_embedding": draw(1, 1 + PATCHES, WIDTH)}
     w |= {"embedding/kernel": draw(PATCH, PATCH, 3, WIDTH), "embedding/bias": draw(WIDTH)}
@@ -242,9 +242,9 @@ def google_forward(w: Weights, x: Tensor) -> Tensor:
     grid = SIZE // PATCH
     hwc = x.permute(0, 2, 3, 1).reshape(len(x), grid, PATCH, grid, PATCH, 3)
     h = torch.einsum("bihjwc,hwco->bijo", hwc, w["embedding/kernel"]).flatten(1, 2) + w["embedding/bias"]
-    h = torch.cat([repeated(w["cls"], x), h], dim=1) + w["Transformer/posembed_input/pos_embedding"]
+    h = torch.cat([repeat_rows(w["cls"], x), h], dim=1) + w["Transformer/posembed_input/pos_embedding"]
     for block in (f"Transformer/encoderblock_{i}/" for i in range(DEPTH)):
-        y = normed(h, w[block + "LayerNorm_0/scale"], w[block + "LayerNorm_0/bias"], 1e-6)
+        y = layer_norm(h, w[block + "LayerNorm_0/scale"], w[block + "LayerNorm_0/bias"], 1e-6)
         name = block + "MultiHeadDotProductAttention_1/"
         query, key, value = (
             torch.einsum("bnd,dhk->bnhk", y, w[f"{name}{part}/kernel"]) + w[f"{name}{part}/bias"]
@@ -253,34 +253,34 @@ def google_forward(w: Weights, x: Tensor) -> Tensor:
         scores = torch.einsum("bnhk,bmhk->bhnm", query, key) / (WIDTH // HEADS) ** 0.5
         mixed = torch.einsum("bhnm,bmhk->bnhk", scores.softmax(dim=-1), value)
         h = h + torch.einsum("bnhk,hkd->bnd", mixed, w[name + "out/kernel"]) + w[name + "out/bias"]
-        y = normed(h, w[block + "LayerNorm_2/scale"], w[block + "LayerNorm_2/bias"], 1e-6)
+        y = layer_norm(h, w[block + "LayerNorm_2/scale"], w[block + "LayerNorm_2/bias"], 1e-6)
         y = gelu(y @ w[block + "MlpBlock_3/Dense_0/kernel"] + w[block + "MlpBlock_3/Dense_0/bias"])
         h = h + y @ w[block + "MlpBlock_3/Dense_1/kernel"] + w[block + "MlpBlock_3/Dense_1/bias"]
-    return normed(h, w["Transformer/encoder_norm/scale"], w["Transformer/encoder_norm/bias"], 1e-6)[:, 0]
+    return layer_norm(h, w["Transformer/encoder_norm/scale"], w["Transformer/encoder_norm/bias"], 1e-6)[:, 0]
 
 
 @pytest.mark.parametrize("prefix", ["", "opt/target/"])
-def test_googles_npz(tmp_path: Path, prefix: str) -> None:
-    w = google_weights(Draw(3))
+def test_google_npz(tmp_path: Path, prefix: str) -> None:
+    w = google_weights(RandomWeights(3))
     arrays: dict[str, NDArray[np.float32]] = {prefix + name: value.numpy() for name, value in w.items()}
     np.savez(tmp_path / "ViT-B_16.npz", **arrays)  # type: ignore[arg-type]
-    assert compared(tmp_path / "ViT-B_16.npz", google_forward, w) < 1e-5
-    found = load_backbone(tmp_path / "ViT-B_16.npz")
-    assert found.config == CONFIG
-    assert found.mean == found.std == (0.5, 0.5, 0.5)
+    assert max_error(tmp_path / "ViT-B_16.npz", google_forward, w) < 1e-5
+    loaded = load_backbone(tmp_path / "ViT-B_16.npz")
+    assert loaded.config == CONFIG
+    assert loaded.mean == loaded.std == (0.5, 0.5, 0.5)
 
 
 # Hugging Face transformers
 
 
-def hf_common(draw: Draw, block: str) -> Weights:
+def hf_common(draw: RandomWeights, block: str) -> Weights:
     w: Weights = {}
     for part in ("query", "key", "value"):
         w |= draw.linear(f"{block}attention.attention.{part}", WIDTH, WIDTH)
     return w | draw.linear(f"{block}attention.output.dense", WIDTH, WIDTH)
 
 
-def hf_embeddings(draw: Draw) -> Weights:
+def hf_embeddings(draw: RandomWeights) -> Weights:
     return {
         "embeddings.cls_token": draw(1, 1, WIDTH),
         "embeddings.position_embeddings": draw(1, 1 + PATCHES, WIDTH),
@@ -289,13 +289,13 @@ def hf_embeddings(draw: Draw) -> Weights:
     }
 
 
-def hf_embedded(w: Weights, x: Tensor) -> Tensor:
+def hf_embed(w: Weights, x: Tensor) -> Tensor:
     projection = "embeddings.patch_embeddings.projection."
-    h = cut(x) @ w[projection + "weight"].flatten(1).T + w[projection + "bias"]
-    return torch.cat([repeated(w["embeddings.cls_token"], x), h], dim=1) + w["embeddings.position_embeddings"]
+    h = cut_patches(x) @ w[projection + "weight"].flatten(1).T + w[projection + "bias"]
+    return torch.cat([repeat_rows(w["embeddings.cls_token"], x), h], dim=1) + w["embeddings.position_embeddings"]
 
 
-def hf_vit_weights(draw: Draw) -> Weights:
+def hf_vit_weights(draw: RandomWeights) -> Weights:
     w = hf_embeddings(draw)
     for block in (f"encoder.layer.{i}." for i in range(DEPTH)):
         w |= hf_common(draw, block) | draw.norm(block + "layernorm_before") | draw.norm(block + "layernorm_after")
@@ -305,11 +305,11 @@ def hf_vit_weights(draw: Draw) -> Weights:
 
 def hf_attention(layer: Layer, y: Tensor) -> Tensor:
     query, key, value = (layer(f"attention.attention.{part}", y) for part in ("query", "key", "value"))
-    return layer("attention.output.dense", attended(query, key, value))
+    return layer("attention.output.dense", attend(query, key, value))
 
 
 def hf_vit_forward(w: Weights, x: Tensor) -> Tensor:
-    h = hf_embedded(w, x)
+    h = hf_embed(w, x)
     for i in range(DEPTH):
         layer = Layer(w, f"encoder.layer.{i}.", eps=1e-12)
         h = h + hf_attention(layer, layer.norm("layernorm_before", h))
@@ -326,14 +326,14 @@ def hf_vit_forward(w: Weights, x: Tensor) -> Tensor:
     ],
     ids=["ViTModel", "ViTForImageClassification", "ViTMAEForPreTraining"],
 )
-def test_hugging_faces_vit(tmp_path: Path, prefix: str, others: Weights) -> None:
-    w = hf_vit_weights(Draw(4))
-    torch.save(prefixed(prefix, w) | others, tmp_path / "pytorch_model.bin")
-    assert compared(tmp_path / "pytorch_model.bin", hf_vit_forward, w) < 1e-5
+def test_hugging_face_vit(tmp_path: Path, prefix: str, others: Weights) -> None:
+    w = hf_vit_weights(RandomWeights(4))
+    torch.save(add_prefix(prefix, w) | others, tmp_path / "pytorch_model.bin")
+    assert max_error(tmp_path / "pytorch_model.bin", hf_vit_forward, w) < 1e-5
     assert load_backbone(tmp_path / "pytorch_model.bin").config.norm_eps == 1e-12
 
 
-def hf_dinov2_weights(draw: Draw, registers: int) -> Weights:
+def hf_dinov2_weights(draw: RandomWeights, registers: int) -> Weights:
     w = hf_embeddings(draw) | {"embeddings.mask_token": draw(1, WIDTH)}
     if registers:
         w["embeddings.register_tokens"] = draw(1, registers, WIDTH)
@@ -345,9 +345,9 @@ def hf_dinov2_weights(draw: Draw, registers: int) -> Weights:
 
 
 def hf_dinov2_forward(w: Weights, x: Tensor) -> Tensor:
-    h = hf_embedded(w, x)
+    h = hf_embed(w, x)
     if "embeddings.register_tokens" in w:
-        h = torch.cat([h[:, :1], repeated(w["embeddings.register_tokens"], x), h[:, 1:]], dim=1)
+        h = torch.cat([h[:, :1], repeat_rows(w["embeddings.register_tokens"], x), h[:, 1:]], dim=1)
     for i in range(DEPTH):
         layer = Layer(w, f"encoder.layer.{i}.")
         h = h + hf_attention(layer, layer.norm("norm1", h)) * w[f"encoder.layer.{i}.layer_scale1.lambda1"]
@@ -356,14 +356,14 @@ def hf_dinov2_forward(w: Weights, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("prefix", "registers"), [("", 0), ("dinov2.", 0), ("", REGISTERS), ("dinov2_with_registers.", REGISTERS)])
-def test_hugging_faces_dinov2(tmp_path: Path, prefix: str, registers: int) -> None:
-    w = hf_dinov2_weights(Draw(5), registers)
-    save_file(prefixed(prefix, w), tmp_path / "model.safetensors")
-    assert compared(tmp_path / "model.safetensors", hf_dinov2_forward, w) < 1e-5
+def test_hugging_face_dinov2(tmp_path: Path, prefix: str, registers: int) -> None:
+    w = hf_dinov2_weights(RandomWeights(5), registers)
+    save_file(add_prefix(prefix, w), tmp_path / "model.safetensors")
+    assert max_error(tmp_path / "model.safetensors", hf_dinov2_forward, w) < 1e-5
     assert load_backbone(tmp_path / "model.safetensors").config.norm_eps == 1e-6
 
 
-def hf_clip_weights(draw: Draw) -> Weights:
+def hf_clip_weights(draw: RandomWeights) -> Weights:
     w = {
         "embeddings.class_embedding": draw(WIDTH),
         "embeddings.position_embedding.weight": draw(1 + PATCHES, WIDTH),
@@ -378,20 +378,20 @@ def hf_clip_weights(draw: Draw) -> Weights:
 
 
 def hf_clip_forward(w: Weights, x: Tensor) -> Tensor:
-    h = cut(x) @ w["embeddings.patch_embedding.weight"].flatten(1).T
-    h = torch.cat([repeated(w["embeddings.class_embedding"], x), h], dim=1) + w["embeddings.position_embedding.weight"]
+    h = cut_patches(x) @ w["embeddings.patch_embedding.weight"].flatten(1).T
+    h = torch.cat([repeat_rows(w["embeddings.class_embedding"], x), h], dim=1) + w["embeddings.position_embedding.weight"]
     h = Layer(w, eps=1e-5).norm("pre_layrnorm", h)
     for i in range(DEPTH):
         layer = Layer(w, f"encoder.layers.{i}.", eps=1e-5)
         y = layer.norm("layer_norm1", h)
         query, key, value = (layer(f"self_attn.{part}_proj", y) for part in "qkv")
-        h = h + layer("self_attn.out_proj", attended(query, key, value))
+        h = h + layer("self_attn.out_proj", attend(query, key, value))
         h = h + layer("mlp.fc2", quick_gelu(layer("mlp.fc1", layer.norm("layer_norm2", h))))
     return Layer(w, eps=1e-5).norm("post_layernorm", h)[:, 0]
 
 
-def test_hugging_faces_clip(tmp_path: Path) -> None:
-    w = hf_clip_weights(Draw(6))
+def test_hugging_face_clip(tmp_path: Path) -> None:
+    w = hf_clip_weights(RandomWeights(6))
     others = {
         "vision_model.embeddings.position_ids": torch.arange(1 + PATCHES)[None],
         "visual_projection.weight": torch.ones(8, WIDTH),
@@ -399,14 +399,14 @@ def test_hugging_faces_clip(tmp_path: Path) -> None:
         "text_model.encoder.layers.0.self_attn.q_proj.weight": torch.ones(64, 64),
         "logit_scale": torch.tensor(4.6),
     }
-    save_file(prefixed("vision_model.", w) | others, tmp_path / "model.safetensors")
-    assert compared(tmp_path / "model.safetensors", hf_clip_forward, w) < 1e-5
-    found = load_backbone(tmp_path / "model.safetensors")
-    assert found.mean == CLIP_MEAN
-    assert (found.config.pre_norm, found.config.quick_gelu, found.config.patch_bias) == (True, True, False)
+    save_file(add_prefix("vision_model.", w) | others, tmp_path / "model.safetensors")
+    assert max_error(tmp_path / "model.safetensors", hf_clip_forward, w) < 1e-5
+    loaded = load_backbone(tmp_path / "model.safetensors")
+    assert loaded.mean == CLIP_MEAN
+    assert (loaded.config.pre_norm, loaded.config.quick_gelu, loaded.config.patch_bias) == (True, True, False)
 
 
-def openai_weights(draw: Draw) -> Weights:
+def openai_weights(draw: RandomWeights) -> Weights:
     w = {
         "class_embedding": draw(WIDTH),
         "positional_embedding": draw(1 + PATCHES, WIDTH),
@@ -420,20 +420,20 @@ def openai_weights(draw: Draw) -> Weights:
 
 
 def openai_forward(w: Weights, x: Tensor) -> Tensor:
-    h = cut(x) @ w["conv1.weight"].flatten(1).T
-    h = torch.cat([repeated(w["class_embedding"], x), h], dim=1) + w["positional_embedding"]
+    h = cut_patches(x) @ w["conv1.weight"].flatten(1).T
+    h = torch.cat([repeat_rows(w["class_embedding"], x), h], dim=1) + w["positional_embedding"]
     h = Layer(w, eps=1e-5).norm("ln_pre", h)
     for i in range(DEPTH):
         block = f"transformer.resblocks.{i}."
         layer = Layer(w, block, eps=1e-5)
         qkv = layer.norm("ln_1", h) @ w[block + "attn.in_proj_weight"].T + w[block + "attn.in_proj_bias"]
-        h = h + layer("attn.out_proj", attended(*qkv.split(WIDTH, dim=-1)))
+        h = h + layer("attn.out_proj", attend(*qkv.split(WIDTH, dim=-1)))
         h = h + layer("mlp.c_proj", quick_gelu(layer("mlp.c_fc", layer.norm("ln_2", h))))
     return Layer(w, eps=1e-5).norm("ln_post", h)[:, 0]
 
 
-def test_openais_clip(tmp_path: Path) -> None:
-    w = openai_weights(Draw(7))
+def test_openai_clip(tmp_path: Path) -> None:
+    w = openai_weights(RandomWeights(7))
     text = {
         "positional_embedding": torch.ones(7, 64),
         "text_projection": torch.ones(64, 8),
@@ -442,11 +442,11 @@ def test_openais_clip(tmp_path: Path) -> None:
         "ln_final.weight": torch.ones(64),
         "logit_scale": torch.tensor(4.6),
     }
-    torch.save(prefixed("visual.", w) | text, tmp_path / "clip.pt")
-    assert compared(tmp_path / "clip.pt", openai_forward, w) < 1e-5
+    torch.save(add_prefix("visual.", w) | text, tmp_path / "clip.pt")
+    assert max_error(tmp_path / "clip.pt", openai_forward, w) < 1e-5
 
 
-# What is refused, and what shapes do not tell
+# What is rejected, and what shapes do not determine
 
 
 @pytest.mark.parametrize(
@@ -459,20 +459,20 @@ def test_openais_clip(tmp_path: Path) -> None:
         ("dist_token", "distillation token"),
     ],
 )
-def test_attention_that_is_not_reproduced_is_refused(tmp_path: Path, name: str, reason: str) -> None:
-    save_file(timm_weights(Draw()) | {name: torch.zeros(3)}, tmp_path / "mine.safetensors")
+def test_unsupported_attention_is_rejected(tmp_path: Path, name: str, reason: str) -> None:
+    save_file(timm_weights(RandomWeights()) | {name: torch.zeros(3)}, tmp_path / "mine.safetensors")
     with pytest.raises(InputError, match=f"mine.safetensors' cannot be used: .*{reason}.*'{name}'"):
         load_backbone(tmp_path / "mine.safetensors")
 
 
-def test_only_moco_has_small_vits_with_twelve_heads() -> None:
+def test_only_small_vits_of_moco_have_twelve_heads() -> None:
     small = {"cls_token": torch.zeros(1, 1, 384)}
-    assert convert_to_timm({"state_dict": prefixed("module.base_encoder.", small)}).facts["heads"] == 12
+    assert convert_to_timm({"state_dict": add_prefix("module.base_encoder.", small)}).facts["heads"] == 12
     assert "heads" not in convert_to_timm(small).facts
 
 
-def test_tensors_that_do_not_agree_are_named(tmp_path: Path) -> None:
-    w = hf_vit_weights(Draw())
+def test_error_names_tensors_that_disagree(tmp_path: Path) -> None:
+    w = hf_vit_weights(RandomWeights())
     key = "encoder.layer.1.attention.attention.key.weight"
     save_file({name: value for name, value in w.items() if name != key}, tmp_path / "less.safetensors")
     with pytest.raises(InputError, match=r"lacks 'blocks.1.attn.key.weight'"):
@@ -480,24 +480,24 @@ def test_tensors_that_do_not_agree_are_named(tmp_path: Path) -> None:
     save_file(w | {key: torch.zeros(WIDTH, 64)}, tmp_path / "odd.safetensors")
     with pytest.raises(InputError, match=r"differ in shape: \(128, 128\), \(128, 64\), \(128, 128\)"):
         load_backbone(tmp_path / "odd.safetensors")
-    save_file(timm_weights(Draw()) | {"blocks.1.mlp.fc2.bias": torch.zeros(7)}, tmp_path / "timm.safetensors")
+    save_file(timm_weights(RandomWeights()) | {"blocks.1.mlp.fc2.bias": torch.zeros(7)}, tmp_path / "timm.safetensors")
     with pytest.raises(InputError, match=r"'blocks.1.mlp.fc2.bias' is \(7,\) in the weights but \(128,\) in this ViT"):
         load_backbone(tmp_path / "timm.safetensors")
-    arrays = {name: value.numpy() for name, value in google_weights(Draw()).items()}
+    arrays = {name: value.numpy() for name, value in google_weights(RandomWeights()).items()}
     arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias"] = np.zeros(WIDTH, np.float32)
     np.savez(tmp_path / "flat.npz", **arrays)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="heads should be an axis of their own"):
+    with pytest.raises(InputError, match="heads must be a separate axis"):
         load_backbone(tmp_path / "flat.npz")
 
 
-def test_a_tensor_that_no_plain_vit_has_is_named(tmp_path: Path) -> None:
-    save_file(timm_weights(Draw()) | {"blocks.0.attn.q_norm.weight": torch.ones(64)}, tmp_path / "mine.safetensors")
+def test_error_names_an_unexpected_tensor(tmp_path: Path) -> None:
+    save_file(timm_weights(RandomWeights()) | {"blocks.0.attn.q_norm.weight": torch.ones(64)}, tmp_path / "mine.safetensors")
     with pytest.raises(InputError, match="hold 'blocks.0.attn.q_norm.weight'"):
         load_backbone(tmp_path / "mine.safetensors")
 
 
-def test_a_block_that_is_missing_is_named(tmp_path: Path) -> None:
-    w = {name.replace("blocks.1.", "blocks.900000000."): value for name, value in timm_weights(Draw()).items()}
+def test_error_names_a_missing_block(tmp_path: Path) -> None:
+    w = {name.replace("blocks.1.", "blocks.900000000."): value for name, value in timm_weights(RandomWeights()).items()}
     save_file(w, tmp_path / "mine.safetensors")
     with pytest.raises(InputError, match="lack 'blocks.1.norm1.weight'"):
         load_backbone(tmp_path / "mine.safetensors")

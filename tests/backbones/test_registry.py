@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from caprompt.backbones import registry
 from caprompt.backbones.constants import CLIP_MEAN
-from caprompt.backbones.registry import MODELS, backbones_directory, find_file, find_local_file, hub_is_reachable, model_of_file
+from caprompt.backbones.registry import MODELS, backbones_directory, find_file, find_local_file, hub_is_reachable, identify_model
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, count_parameters, list_backbones, load_backbone
 from caprompt.errors import InputError
@@ -23,13 +24,13 @@ DEIT = "deit_tiny_patch16_224.fb_in1k"
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders of our own, and no network."""
+def backbones_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use a directory of the test for weights files, and no network."""
     monkeypatch.setenv("CAPROMPT_BACKBONES", str(tmp_path / "own"))
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: None)
     monkeypatch.setattr(registry, "hub_is_reachable", lambda: False)
     (tmp_path / "own").mkdir()
-    return tmp_path
+    return tmp_path / "own"
 
 
 def write_weights(path: Path, config: ViTConfig) -> Path:
@@ -38,7 +39,7 @@ def write_weights(path: Path, config: ViTConfig) -> Path:
     return path
 
 
-def test_the_papers_and_the_other_models_are_known() -> None:
+def test_models_of_the_paper_are_registered() -> None:
     base = "vit_base_patch16_224."
     for tag in ("orig_in21k", "augreg_in21k", "augreg_in21k_ft_in1k", "dino", "ibot", "mae", "mocov3"):
         assert MODELS[base + tag].config == ViTConfig(224, 16, 768, 12, 12, 3072)
@@ -50,7 +51,7 @@ def test_the_papers_and_the_other_models_are_known() -> None:
     assert MODELS[base + "orig_in21k"].repo == "timm/vit_base_patch16_224.orig_in21k"
 
 
-def test_clip_and_dinov2_are_described_as_they_are() -> None:
+def test_architectures_of_clip_and_dinov2() -> None:
     clip = MODELS["vit_base_patch16_clip_224.openai"]
     assert clip.mean == CLIP_MEAN
     assert clip.config == ViTConfig(224, 16, 768, 12, 12, 3072, 1e-5, pre_norm=True, quick_gelu=True, patch_bias=False)
@@ -68,13 +69,12 @@ def test_clip_and_dinov2_are_described_as_they_are() -> None:
         ("vit_base_patch14_reg4_dinov2.lvd142m", 86.6),
     ],
 )
-def test_sizes_are_those_their_authors_state(name: str, millions: float) -> None:
-    """Without heads."""
+def test_parameter_counts_are_the_published_ones_without_heads(name: str, millions: float) -> None:
     assert count_parameters(MODELS[name].config) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_file_put_into_the_folder_is_found_by_the_models_name(places: Path, suffix: str) -> None:
+def test_file_in_the_backbones_directory_is_loaded_by_model_name(backbones_dir: Path, suffix: str) -> None:
     path = backbones_directory() / f"{DEIT}{suffix}"
     weights = ViT(MODELS[DEIT].config).state_dict()
     if suffix == ".pth":
@@ -82,89 +82,89 @@ def test_a_file_put_into_the_folder_is_found_by_the_models_name(places: Path, su
     else:
         save_file(weights, path)
     assert find_local_file(MODELS[DEIT]) == path
-    found = load_backbone(DEIT)
-    assert (found.name, found.path, found.config) == (DEIT, path, MODELS[DEIT].config)
+    loaded = load_backbone(DEIT)
+    assert (loaded.name, loaded.path, loaded.config) == (DEIT, path, MODELS[DEIT].config)
 
 
-def test_the_folder_is_below_home_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_backbones_directory_is_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CAPROMPT_BACKBONES", raising=False)
     assert backbones_directory() == Path.home() / ".cache" / "caprompt" / "backbones"
 
 
-def test_the_hubs_cache_is_looked_into_before_the_hub(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a file there is known again by its path, as a saved model does, with the mean that goes with it."""
+def test_hub_cache_is_searched_before_the_hub(backbones_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a file in the cache is identified by its path, which is what a saved model stores."""
     name = "vit_base_patch16_224.augreg_in21k"
     small = registry.Model(name, MODELS[DEIT].config, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), repo=f"timm/{name}")
     monkeypatch.setitem(MODELS, name, small)
-    cached = write_weights(places / f"models--timm--{name}" / "snapshots" / "0" / "model.safetensors", small.config)
+    cached = write_weights(backbones_dir.parent / f"models--timm--{name}" / "snapshots" / "0" / "model.safetensors", small.config)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: str(cached) if repo == small.repo else None)
-    found = load_backbone(name)
-    assert found.path == cached
-    again = load_backbone(found.path)
-    assert (again.name, again.mean, again.sha256) == (name, (0.5, 0.5, 0.5), found.sha256)
+    loaded = load_backbone(name)
+    assert loaded.path == cached
+    reloaded = load_backbone(loaded.path)
+    assert (reloaded.name, reloaded.mean, reloaded.sha256) == (name, (0.5, 0.5, 0.5), loaded.sha256)
 
 
-def test_the_list_says_what_is_present(places: Path) -> None:
+def test_list_backbones_shows_availability(backbones_dir: Path) -> None:
     write_weights(backbones_directory() / f"{DEIT}.safetensors", MODELS[DEIT].config)
-    present = {name: where for name, _, where in list_backbones()}
-    assert {*MODELS, DEFAULT_BACKBONE} == present.keys()
-    assert (present[DEFAULT_BACKBONE], present[DEIT]) == ("in package", "yes")
-    assert (present["vit_base_patch16_224.mae"], present["vit_base_patch16_224.ibot"]) == ("no: hub", "no: by hand")
+    available = {name: where for name, _, where in list_backbones()}
+    assert {*MODELS, DEFAULT_BACKBONE} == available.keys()
+    assert (available[DEFAULT_BACKBONE], available[DEIT]) == ("in package", "yes")
+    assert (available["vit_base_patch16_224.mae"], available["vit_base_patch16_224.ibot"]) == ("no: hub", "no: by hand")
 
 
-def test_the_command_prints_whole_names_with_their_sizes(places: Path) -> None:
+def test_command_prints_full_names_with_sizes(backbones_dir: Path) -> None:
     lines = {line.split()[0]: line for line in caprompt("backbones").stdout.splitlines() if line.split()}
     assert MODELS.keys() <= lines.keys()
     assert lines["vit_small_patch14_reg4_dinov2.lvd142m"].split()[1:5] == ["22.1", "M", "518,", "14"]
 
 
-def test_a_file_elsewhere_belongs_to_no_model() -> None:
-    assert model_of_file(Path("weights/mine.safetensors")) is None
-    assert model_of_file(Path(f"weights/{DEIT}.safetensors")) == MODELS[DEIT]
+def test_identify_model_by_file_name() -> None:
+    assert identify_model(Path("weights/mine.safetensors")) is None
+    assert identify_model(Path(f"weights/{DEIT}.safetensors")) == MODELS[DEIT]
 
 
-def test_what_is_not_there_is_fetched_from_the_hub(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
+def test_missing_file_is_downloaded_from_the_hub(backbones_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads: list[tuple[str, str]] = []
 
     def download(repo: str, file: str) -> str:
-        asked.append((repo, file))
-        return str(write_weights(places / "model.safetensors", MODELS[DEIT].config))
+        downloads.append((repo, file))
+        return str(write_weights(backbones_dir.parent / "model.safetensors", MODELS[DEIT].config))
 
     monkeypatch.setattr(registry, "hub_is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert load_backbone(DEIT).config.width == 192
-    assert asked == [(f"timm/{DEIT}", "model.safetensors")]
+    assert downloads == [(f"timm/{DEIT}", "model.safetensors")]
 
 
-def test_offline_the_error_says_which_file_to_put_where(places: Path) -> None:
-    where = f"put 'model.safetensors' from https://huggingface.co/timm/{DEIT} at '{places / 'own' / DEIT}.safetensors'"
+def test_offline_error_says_which_file_to_put_where(backbones_dir: Path) -> None:
+    where = f"put 'model.safetensors' from https://huggingface.co/timm/{DEIT} at '{backbones_dir / DEIT}.safetensors'"
     with pytest.raises(InputError) as caught:
         load_backbone(DEIT)
-    assert "hub is out of reach" in str(caught.value)
+    assert "hub cannot be reached" in str(caught.value)
     assert where in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_224.ibot", "vit_base_patch16_224.mocov3"])
-def test_what_no_hub_holds_is_said_to_be_with_its_authors(places: Path, name: str) -> None:
-    with pytest.raises(InputError, match=rf"on no hub: put '.*' from https://github.com/.* at '.*{name}.pth'"):
+def test_error_for_models_that_are_not_on_the_hub_links_to_their_authors(backbones_dir: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"are not on the hub; put '.*' from https://github.com/.* at '.*{name}.pth'"):
         find_file(MODELS[name])
 
 
-def test_a_download_that_fails_is_one_sentence(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_is_one_sentence(backbones_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(repo: str, file: str) -> str:
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nmore\nlines")
 
     monkeypatch.setattr(registry, "hub_is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(InputError, match=r"could not be fetched \(no connection\): put 'model.safetensors'"):
+    with pytest.raises(InputError, match=r"could not be downloaded \(no connection\); put 'model.safetensors'"):
         find_file(MODELS[DEIT])
 
 
-def test_whether_the_hub_answers_is_found_out_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reachability_of_the_hub_is_checked_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(address: tuple[str, int], timeout: float) -> Any:
         assert address == ("huggingface.co", 443)
         assert timeout <= 5
-        if not answers:
+        if not reachable:
             raise OSError("no route")
         return SimpleNamespace(close=lambda: None)
 
@@ -172,24 +172,22 @@ def test_whether_the_hub_answers_is_found_out_quickly(monkeypatch: pytest.Monkey
     monkeypatch.setattr(registry, "getproxies", dict)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://huggingface.co")
-    for answers in (True, False):
-        assert hub_is_reachable() is answers
+    for reachable in (True, False):
+        assert hub_is_reachable() is reachable
     monkeypatch.setattr(registry, "getproxies", lambda: {"https": "http://proxy"})
     assert hub_is_reachable()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert not hub_is_reachable()
 
 
-def test_another_models_file_is_refused_with_the_first_tensor_and_both_shapes(places: Path) -> None:
+def test_file_of_another_model_is_rejected_with_the_first_tensor_and_both_shapes(backbones_dir: Path) -> None:
     name = "vit_base_patch16_224.orig_in21k"
     write_weights(backbones_directory() / f"{name}.safetensors", MODELS[DEIT].config)
     with pytest.raises(InputError, match=rf"is not '{name}': 'cls_token' is \(1, 1, 192\) in the weights but \(1, 1, 768\)"):
         load_backbone(name)
 
 
-def test_the_hubs_program_is_imported_only_where_used() -> None:
-    import subprocess
-
+def test_huggingface_hub_is_imported_lazily() -> None:
     code = "import sys, caprompt.backbones.weights; print('huggingface_hub' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -18,7 +18,7 @@ def images(count: int = 3, size: int = 16) -> Tensor:
 
 
 def plain_forward(vit: ViT, x: Tensor) -> Tensor:
-    """The same network once more, by the book: no modules, attention spelled out head by head."""
+    """Compute the same network without modules, attention head by head."""
     w, c = vit.state_dict(), vit.config
     grid = c.image_size // c.patch_size
     patches = x.unfold(2, c.patch_size, c.patch_size).unfold(3, c.patch_size, c.patch_size)  # (B, 3, g, g, p, p)
@@ -41,7 +41,7 @@ def plain_forward(vit: ViT, x: Tensor) -> Tensor:
     return F.layer_norm(h, (c.width,), w["norm.weight"], w["norm.bias"], c.norm_eps)[:, 0]
 
 
-def test_equals_a_forward_pass_by_the_book() -> None:
+def test_forward_pass_equals_the_reference() -> None:
     vit = tiny_vit().double()
     torch.testing.assert_close(vit(images().double()), plain_forward(vit, images().double()), rtol=0, atol=1e-10)
 
@@ -63,12 +63,12 @@ def test_parameter_names_are_timms() -> None:
     } | block <= names
 
 
-def test_hooks_that_do_nothing_change_nothing() -> None:
+def test_default_hooks_change_nothing() -> None:
     vit = tiny_vit()
     assert torch.equal(vit(images()), vit(images(), Adaptation()))
 
 
-class Prefixed(Adaptation):
+class PrefixAdaptation(Adaptation):
     def __init__(self, keys: Tensor, values: Tensor, layer: int) -> None:
         self.rows, self.layer = (keys, values), layer
 
@@ -76,8 +76,7 @@ class Prefixed(Adaptation):
         return self.rows if layer == self.layer else None
 
 
-def test_prefix_is_attended_to_beside_the_blocks_own_tokens() -> None:
-    """A prefix at the first layer, against attention computed by hand with the rows in front."""
+def test_prefix_equals_attention_with_concatenated_rows() -> None:
     vit = tiny_vit()
     x = images(2)
     keys, values = torch.randn(2, 2, 3, TINY.width, generator=torch.Generator().manual_seed(2))
@@ -92,20 +91,23 @@ def test_prefix_is_attended_to_beside_the_blocks_own_tokens() -> None:
     h = tokens + block.attn.proj(torch.cat(heads, dim=-1))
     h = h + block.mlp(block.norm2(h))
     expected = vit.norm(vit.blocks[1](h, Adaptation()))[:, 0]
-    torch.testing.assert_close(vit(x, Prefixed(keys, values, 0)), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(x, PrefixAdaptation(keys, values, 0)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_each_image_has_its_own_prefix() -> None:
-    """Row b of the prefix belongs to image b: what public code gets wrong by a reshape."""
+    """Row b of the prefix belongs to image b.
+
+    The released code of the paper mixes images here by a reshape.
+    """
     vit, x = tiny_vit(), images(4)
     keys, values = torch.randn(2, 4, 3, TINY.width, generator=torch.Generator().manual_seed(3))
-    together = vit(x, Prefixed(keys, values, 1))
+    together = vit(x, PrefixAdaptation(keys, values, 1))
     for row in range(4):
-        alone = vit(x[row : row + 1], Prefixed(keys[row : row + 1], values[row : row + 1], 1))
+        alone = vit(x[row : row + 1], PrefixAdaptation(keys[row : row + 1], values[row : row + 1], 1))
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
 
 
-class Tokens(Adaptation):
+class TokensAdaptation(Adaptation):
     def __init__(self, rows: Tensor) -> None:
         self.rows, self.widths = rows, []  # type: ignore[var-annotated]
 
@@ -114,16 +116,16 @@ class Tokens(Adaptation):
         return self.rows.expand(x.shape[0], -1, -1) if layer == 0 else None
 
 
-def test_tokens_stay_for_later_blocks_and_the_class_token_is_still_read() -> None:
+def test_tokens_remain_for_later_blocks_and_the_class_token_is_returned() -> None:
     vit, x = tiny_vit(), images(2)
-    hook = Tokens(torch.randn(1, 2, TINY.width, generator=torch.Generator().manual_seed(4)))
+    hook = TokensAdaptation(torch.randn(1, 2, TINY.width, generator=torch.Generator().manual_seed(4)))
     features = vit(x, hook)
     assert hook.widths == [17, 19]
     torch.testing.assert_close(features, vit.encode(x, hook)[:, 2])
     assert not torch.allclose(features, vit(x))
 
 
-class Changed(Adaptation):
+class QkvAdaptation(Adaptation):
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
 
@@ -131,49 +133,49 @@ class Changed(Adaptation):
         return x @ self.matrix
 
 
-def test_qkv_change_equals_changed_weights() -> None:
+def test_qkv_delta_equals_changed_weights() -> None:
     vit, other = tiny_vit(), tiny_vit()
     matrix = torch.randn(TINY.width, 3 * TINY.width, generator=torch.Generator().manual_seed(5)) * 0.1
     for block in other.blocks:
         block.attn.qkv.weight.data += matrix.T
-    torch.testing.assert_close(vit(images(), Changed(matrix)), other(images()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(images(), QkvAdaptation(matrix)), other(images()), rtol=1e-5, atol=1e-5)
 
 
-class Branch(Adaptation):
+class MlpAdaptation(Adaptation):
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         return -x
 
 
-def test_branch_beside_the_mlp_is_added_to_its_output() -> None:
+def test_parallel_branch_is_added_to_the_output_of_the_mlp() -> None:
     vit = tiny_vit()
     block, x = vit.blocks[0], vit.embed(images())
     after_attention = x + block.attn(block.norm1(x))
-    torch.testing.assert_close(block(x, Branch()), block.mlp(block.norm2(after_attention)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(block(x, MlpAdaptation()), block.mlp(block.norm2(after_attention)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [16, 24, 8])
-def test_any_image_size_the_patch_divides(size: int) -> None:
+def test_image_sizes_that_are_multiples_of_the_patch(size: int) -> None:
     vit = tiny_vit()
     assert vit(images(2, size)).shape == (2, TINY.width)
-    assert vit.positions(size // 4, size // 4).shape == (1, 1 + (size // 4) ** 2, TINY.width)
+    assert vit.interpolate_positions(size // 4, size // 4).shape == (1, 1 + (size // 4) ** 2, TINY.width)
 
 
-def test_interpolated_positions_keep_a_constant() -> None:
+def test_constant_positions_stay_constant_when_interpolated() -> None:
     vit = tiny_vit()
     vit.pos_embed.data.fill_(0.7)
-    torch.testing.assert_close(vit.positions(6, 3), torch.full((1, 19, TINY.width), 0.7))
+    torch.testing.assert_close(vit.interpolate_positions(6, 3), torch.full((1, 19, TINY.width), 0.7))
 
 
-def test_a_size_that_does_not_fit_is_refused() -> None:
+def test_other_image_sizes_are_rejected() -> None:
     with pytest.raises(InputError, match="cannot be cut into patches of 4"):
         tiny_vit()(images(1, 18))
 
 
-def test_strict_loading_names_the_first_difference() -> None:
+def test_error_of_strict_loading_names_the_first_difference() -> None:
     vit, weights = tiny_vit(), tiny_vit().state_dict()
-    lacking = {name: value for name, value in weights.items() if name != "norm.bias"}
+    incomplete = {name: value for name, value in weights.items() if name != "norm.bias"}
     with pytest.raises(InputError, match="lack 'norm.bias'"):
-        vit.load_weights(lacking)
+        vit.load_weights(incomplete)
     with pytest.raises(InputError, match="hold 'rope'"):
         vit.load_weights({**weights, "rope": torch.zeros(1)})
     wide = ViT(ViTConfig(16, 4, 64, 2, 2, 64)).state_dict()
@@ -184,7 +186,7 @@ def test_strict_loading_names_the_first_difference() -> None:
 FULL = replace(TINY, layer_scale=True, registers=3, class_position=False, pre_norm=True, quick_gelu=True, patch_bias=False)
 
 
-def test_the_switches_add_timms_names_and_nothing_else() -> None:
+def test_switches_add_only_timms_parameters() -> None:
     plain, full = set(ViT(TINY).state_dict()), set(ViT(FULL).state_dict())
     scales = {f"blocks.{layer}.ls{part}.gamma" for layer in range(TINY.depth) for part in (1, 2)}
     assert full - plain == {"reg_token", "norm_pre.weight", "norm_pre.bias"} | scales
@@ -192,14 +194,16 @@ def test_the_switches_add_timms_names_and_nothing_else() -> None:
     assert ViT(FULL).pos_embed.shape == (1, TINY.grid**2, TINY.width)
 
 
-def test_the_class_token_is_found_before_registers_and_behind_rows_in_front() -> None:
+def test_class_token_with_registers_and_added_tokens() -> None:
     vit, rows = tiny_vit(config=FULL), torch.zeros(3, 2, TINY.width)
     torch.testing.assert_close(vit(images()), vit.encode(images())[:, 0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(vit(images(), Tokens(rows)), vit.encode(images(), Tokens(rows))[:, 2], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        vit(images(), TokensAdaptation(rows)), vit.encode(images(), TokensAdaptation(rows))[:, 2], rtol=1e-5, atol=1e-5
+    )
 
 
-class Everything(Adaptation):
-    """All hooks at once, at every layer."""
+class AllHooks(Adaptation):
+    """Uses all hooks at every layer."""
 
     def tokens(self, layer: int, x: Tensor) -> Tensor:
         return x.new_full((len(x), 2, TINY.width), 0.3)
@@ -215,44 +219,44 @@ class Everything(Adaptation):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_last_block_computes_the_class_token_alone_and_right(depth: int) -> None:
+def test_last_block_computes_only_the_class_token(depth: int) -> None:
     vit = tiny_vit(config=replace(FULL, depth=depth))
-    every_token = vit.encode(images(), Everything())
-    seen: dict[int, int] = {}
+    tokens = vit.encode(images(), AllHooks())
+    num_tokens: dict[int, int] = {}
 
-    class Watching(Everything):
+    class RecordingHooks(AllHooks):
         def mlp(self, layer: int, x: Tensor) -> Tensor:
-            seen[layer] = x.shape[1]
+            num_tokens[layer] = x.shape[1]
             return super().mlp(layer, x)
 
-    torch.testing.assert_close(vit(images(), Watching()), every_token[:, 2 * depth], rtol=1e-5, atol=1e-5)
-    assert seen[depth - 1] == 1
+    torch.testing.assert_close(vit(images(), RecordingHooks()), tokens[:, 2 * depth], rtol=1e-5, atol=1e-5)
+    assert num_tokens[depth - 1] == 1
 
 
-def test_the_class_token_before_the_last_norm() -> None:
+def test_forward_class_token_is_not_normalized() -> None:
     vit = tiny_vit()
-    token = vit.class_token(images())
+    token = vit.forward_class_token(images())
     torch.testing.assert_close(F.layer_norm(token, (TINY.width,), vit.norm.weight, vit.norm.bias, TINY.norm_eps), vit(images()))
-    assert token.std(dim=1).max() > 1.1, "a normed token would have a deviation of 1"
+    assert token.std(dim=1).max() > 1.1, "a normalized token would have a standard deviation of 1"
 
 
-def test_passes_from_a_stem_equal_passes_from_images() -> None:
+def test_pass_from_a_stem_equals_pass_from_images() -> None:
     vit = tiny_vit(config=FULL)
     stem = vit.stem(images())
-    for adaptation in (Adaptation(), Everything()):
+    for adaptation in (Adaptation(), AllHooks()):
         torch.testing.assert_close(vit(stem, adaptation), vit(images(), adaptation), rtol=0, atol=0)
-    twice = stem.repeated(2)
+    twice = stem.repeat(2)
     torch.testing.assert_close(vit(twice), torch.cat([vit(images())] * 2), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(vit(stem.only(torch.tensor([2, 0]))), vit(images())[[2, 0]], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(vit(twice.repeated(2)), torch.cat([vit(images())] * 4), rtol=1e-5, atol=1e-5)
-    rows = torch.tensor([len(images()) + 1, 0])  # the second image's second time, and the first's first
-    torch.testing.assert_close(vit(twice.only(rows)), vit(images())[[1, 0]], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(stem.select(torch.tensor([2, 0]))), vit(images())[[2, 0]], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(vit(twice.repeat(2)), torch.cat([vit(images())] * 4), rtol=1e-5, atol=1e-5)
+    rows = torch.tensor([len(images()) + 1, 0])  # the second image of the second repetition, and the first of the first
+    torch.testing.assert_close(vit(twice.select(rows)), vit(images())[[1, 0]], rtol=1e-5, atol=1e-5)
 
 
-def test_the_class_token_is_the_feature_before_the_last_norm() -> None:
+def test_normalized_class_token_is_the_feature() -> None:
     vit = tiny_vit(config=FULL)
-    for adaptation in (Adaptation(), Everything()):
-        token = vit.class_token(images(), adaptation)
+    for adaptation in (Adaptation(), AllHooks()):
+        token = vit.forward_class_token(images(), adaptation)
         assert not torch.allclose(token, vit(images(), adaptation))
         torch.testing.assert_close(vit.norm(token), vit(images(), adaptation))
 
@@ -265,10 +269,10 @@ def test_half_precision_weights_give_float32_features_near_the_exact_ones(dtype:
     assert float((features - exact).norm() / exact.norm()) < (0.05 if dtype is torch.bfloat16 else 0.01)
 
 
-def test_positions_of_patches_alone_are_interpolated() -> None:
+def test_positions_without_the_class_token_are_interpolated() -> None:
     vit = tiny_vit(config=FULL)
     vit.pos_embed.data.fill_(0.7)
-    torch.testing.assert_close(vit.positions(6, 3), torch.full((1, 18, TINY.width), 0.7))
+    torch.testing.assert_close(vit.interpolate_positions(6, 3), torch.full((1, 18, TINY.width), 0.7))
     assert vit.encode(images(2, 24)).shape == (2, 1 + 3 + 36, TINY.width)
 
 
@@ -277,27 +281,27 @@ def test_registers_have_no_position() -> None:
     torch.testing.assert_close(vit.embed(images(1))[:, 1:4], vit.reg_token)
 
 
-def test_recomputing_gives_the_same_gradient_and_keeps_less() -> None:
-    gradients, kept = [], []
+def test_recompute_gives_the_same_gradient_and_saves_less() -> None:
+    gradients, saved = [], []
     for recompute in (False, True):
         vit = tiny_vit()
         vit.recompute = recompute
         rows = torch.randn(3, 2, TINY.width, generator=torch.Generator().manual_seed(3)).requires_grad_()
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t):  # type: ignore[misc]
-            vit(images(), Prefixed(rows, rows, layer=1)).square().sum().backward()
+            vit(images(), PrefixAdaptation(rows, rows, layer=1)).square().sum().backward()
         gradients.append(rows.grad)
-        kept.append(sum(sizes))
+        saved.append(sum(sizes))
     torch.testing.assert_close(*gradients)
-    assert kept[1] < kept[0]
+    assert saved[1] < saved[0]
 
 
-COMPILER = pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs a C++ compiler for the CPU, and there is none here"
 )
 
 
-def test_a_bias_that_learns_has_its_gradient_where_little_is_kept() -> None:
+def test_trainable_bias_gets_a_gradient_in_a_compact_mlp() -> None:
     vit = tiny_vit().requires_grad_(True)
     for block in vit.blocks:
         block.mlp.compact = True
@@ -306,28 +310,28 @@ def test_a_bias_that_learns_has_its_gradient_where_little_is_kept() -> None:
 
 
 @pytest.mark.slow
-@COMPILER
+@needs_compiler
 @pytest.mark.parametrize("recompute", [False, True])
-def test_gradients_of_compiled_passes_are_the_same_to_their_rounding(recompute: bool) -> None:
+def test_gradients_of_compiled_passes_are_equal_up_to_rounding(recompute: bool) -> None:
     gradients = []
-    for wanted in (False, True):
+    for compiled in (False, True):
         vit = tiny_vit(config=FULL).requires_grad_(False)
         vit.recompute = recompute
-        vit.set_compiled(wanted)
+        vit.set_compiled(compiled)
         rows = torch.randn(2 * len(images()), 2, FULL.width, generator=torch.Generator().manual_seed(3)).requires_grad_()
-        features = vit(vit.stem(images()).repeated(2), Prefixed(rows, rows, layer=0))
+        features = vit(vit.stem(images()).repeat(2), PrefixAdaptation(rows, rows, layer=0))
         (features * torch.linspace(-1, 1, FULL.width)).sum().backward()
         assert rows.grad is not None
         gradients.append(rows.grad)
-    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 3e-2  # norms and GELUs keep a byte a number
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) < 3e-2  # norms and GELUs save one byte per value
     assert not torch.equal(*gradients)
 
 
 @pytest.mark.slow
-@COMPILER
-def test_compiled_blocks_compute_the_same() -> None:
+@needs_compiler
+def test_compiled_features_are_equal_up_to_rounding() -> None:
     plain, compiled = tiny_vit(config=FULL), tiny_vit(config=FULL)
     compiled.set_compiled(True)
     compiled.set_compiled(True)
-    for adaptation in (Adaptation(), Everything()):
+    for adaptation in (Adaptation(), AllHooks()):
         torch.testing.assert_close(compiled(images(), adaptation), plain(images(), adaptation), rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from helpers import TINY, caprompt, tiny_vit, write_backbone
 from safetensors.torch import save_file
 
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.backbones.weights import DEFAULT_BACKBONE, list_packaged, load_backbone
+from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGE_DIRECTORY, list_packaged, load_backbone
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.utils.files import sha256_of
 
@@ -20,62 +20,61 @@ DEIT_TINY = Path(__file__).parents[3] / "shared" / "data" / "deit_tiny_patch16_2
 WIDE = ViTConfig(image_size=16, patch_size=4, width=64, depth=2, heads=1, mlp_width=64)  # a head of 64, as timm's have
 
 
-def test_a_file_gives_the_network_it_was_written_from(tmp_path: Path) -> None:
+def test_round_trip_through_a_file(tmp_path: Path) -> None:
     vit = tiny_vit(seed=3)
-    found = load_backbone(write_backbone(tmp_path / "mine.safetensors", vit))
-    assert found.config == TINY
-    assert found.name == "mine"
-    assert found.mean == (0.5, 0.5, 0.5)
+    loaded = load_backbone(write_backbone(tmp_path / "mine.safetensors", vit))
+    assert loaded.config == TINY
+    assert loaded.name == "mine"
+    assert loaded.mean == (0.5, 0.5, 0.5)
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(found.build()(images), vit(images))
+    assert torch.equal(loaded.build()(images), vit(images))
 
 
-def test_the_built_network_is_frozen(backbone: Path) -> None:
+def test_built_network_is_frozen(backbone: Path) -> None:
     vit = load_backbone(backbone).build()
     assert not vit.training
     assert not any(parameter.requires_grad for parameter in vit.parameters())
 
 
-def test_timms_conventions_where_a_file_does_not_describe_itself(tmp_path: Path) -> None:
+def test_timms_conventions_apply_without_metadata(tmp_path: Path) -> None:
     config = ViTConfig(image_size=32, patch_size=8, width=128, depth=3, heads=2, mlp_width=256)
     vit = tiny_vit(config=config)
     head = {"head.weight": torch.zeros(10, 128), "head.bias": torch.zeros(10)}
     save_file({**vit.state_dict(), **head}, tmp_path / "plain.safetensors")
-    found = load_backbone(tmp_path / "plain.safetensors")
-    assert found.config == config
-    assert found.std == (0.229, 0.224, 0.225)
-    assert "head.weight" not in found.weights
+    loaded = load_backbone(tmp_path / "plain.safetensors")
+    assert loaded.config == config
+    assert loaded.std == (0.229, 0.224, 0.225)
+    assert "head.weight" not in loaded.weights
 
 
-def test_the_default_is_shipped() -> None:
-    assert DEFAULT_BACKBONE in list_packaged()
-    found = load_backbone(DEFAULT_BACKBONE)
-    assert found.config.image_size == 64
-    assert found.path.stat().st_size <= 6_000_000
-    assert found.build()(torch.zeros(1, 3, 64, 64)).isfinite().all()
+def test_default_backbone_is_packaged_and_is_the_one_of_its_model_card() -> None:
+    path = list_packaged()[DEFAULT_BACKBONE]
+    assert path.stat().st_size <= 6_000_000
+    assert sha256_of(path) in (PACKAGE_DIRECTORY / "MODEL_CARD.md").read_text()
+    loaded = load_backbone(DEFAULT_BACKBONE)
+    assert loaded.path == path
+    assert loaded.config == ViTConfig(image_size=64, patch_size=8, width=192, depth=6, heads=3, mlp_width=768)
+    vit = loaded.build()
+    assert all(bool(tensor.isfinite().all()) for tensor in vit.state_dict().values())
+    assert vit(torch.zeros(1, 3, 64, 64)).isfinite().all()
 
 
-def test_hash_is_that_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_unknown_names_are_answered_with_what_exists() -> None:
+def test_error_for_unknown_names_lists_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=DEFAULT_BACKBONE):
         load_backbone("vit_huge")
     with pytest.raises(InputError, match=r"no backbone file 'nowhere/x.safetensors'"):
         load_backbone("nowhere/x.safetensors")
 
 
-@pytest.mark.parametrize("described", ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}"])
-def test_descriptions_that_do_not_fit_are_refused(tmp_path: Path, described: str) -> None:
-    """Also no description at all: 32 channels are no head of 64."""
-    save_file(tiny_vit().state_dict(), tmp_path / "odd.safetensors", metadata={"caprompt": described})
+@pytest.mark.parametrize("metadata", ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}"])
+def test_metadata_that_does_not_fit_is_rejected(tmp_path: Path, metadata: str) -> None:
+    """Also empty metadata: a width of 32 has no head of 64 channels."""
+    save_file(tiny_vit().state_dict(), tmp_path / "odd.safetensors", metadata={"caprompt": metadata})
     with pytest.raises(InputError, match="does not hold a plain ViT"):
         load_backbone(tmp_path / "odd.safetensors")
 
 
-def test_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
+def test_files_without_a_plain_vit_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(InputError, match="not a readable safetensors file"):
         load_backbone(tmp_path / "broken.safetensors")
@@ -85,12 +84,12 @@ def test_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not DEIT_TINY.is_file(), reason="the data pack with DeiT-Ti is not beside the repository")
-def test_the_real_deit_tiny() -> None:
-    found = load_backbone(DEIT_TINY)
-    assert found.config == ViTConfig(image_size=224, patch_size=16, width=192, depth=12, heads=3, mlp_width=768)
-    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert not any(name.startswith("head") for name in found.weights)
-    features = found.build()(torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)))
+def test_real_deit_tiny() -> None:
+    loaded = load_backbone(DEIT_TINY)
+    assert loaded.config == ViTConfig(image_size=224, patch_size=16, width=192, depth=12, heads=3, mlp_width=768)
+    assert (loaded.mean, loaded.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert not any(name.startswith("head") for name in loaded.weights)
+    features = loaded.build()(torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)))
     assert features.isfinite().all()
     assert features.std() > 0.5
 
@@ -105,7 +104,7 @@ def test_torch_checkpoints_are_read_by_path(tmp_path: Path, name: str, zipped: b
 
 
 class Trap:
-    """Unpickled, it would write a file."""
+    """Creates a file when unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -115,24 +114,24 @@ class Trap:
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-def test_code_in_a_pickle_is_refused_and_never_runs(tmp_path: Path, zipped: bool) -> None:
-    held = {"model": tiny_vit(config=WIDE).state_dict(), "extra": Trap(tmp_path / "ran")}
-    torch.save(held, tmp_path / "trap.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(InputError, match=r"trap.pth' holds code besides weights \('.+'\), which is never run here"):
+def test_code_in_a_pickle_is_rejected_and_never_run(tmp_path: Path, zipped: bool) -> None:
+    checkpoint = {"model": tiny_vit(config=WIDE).state_dict(), "extra": Trap(tmp_path / "ran")}
+    torch.save(checkpoint, tmp_path / "trap.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InputError, match=r"trap.pth' holds code besides weights \('.+'\), which is never run"):
         load_backbone(tmp_path / "trap.pth")
     assert not (tmp_path / "ran").exists()
 
 
-def test_code_in_a_pickle_is_one_sentence_and_status_2_for_a_command(tmp_path: Path) -> None:
+def test_command_rejects_code_in_a_pickle_with_one_sentence_and_status_2(tmp_path: Path) -> None:
     torch.save({"extra": Trap(tmp_path / "ran")}, tmp_path / "trap.pth")
-    done = caprompt("run", "--backbone", "trap.pth", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("caprompt: 'trap.pth' holds code besides weights")
-    assert len(done.stderr.splitlines()) == 1
+    completed = caprompt("run", "--backbone", "trap.pth", cwd=tmp_path)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("caprompt: 'trap.pth' holds code besides weights")
+    assert len(completed.stderr.splitlines()) == 1
     assert not (tmp_path / "ran").exists()
 
 
-def test_pickled_objects_in_an_npz_are_refused_and_never_run(tmp_path: Path) -> None:
+def test_pickled_objects_in_an_npz_are_rejected_and_never_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "trap.npz", cls=np.array([Trap(tmp_path / "ran")], dtype=object))
     with pytest.raises(InputError, match="trap.npz' is not a readable npz file"):
         load_backbone(tmp_path / "trap.npz")
@@ -140,7 +139,7 @@ def test_pickled_objects_in_an_npz_are_refused_and_never_run(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pth"])
-def test_files_cut_short_are_refused(tmp_path: Path, suffix: str) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path, suffix: str) -> None:
     path, vit = tmp_path / f"mine{suffix}", tiny_vit(config=WIDE)
     if suffix == ".npz":
         np.savez(path, **{name: value.numpy() for name, value in vit.state_dict().items()})  # type: ignore[arg-type]
@@ -148,14 +147,14 @@ def test_files_cut_short_are_refused(tmp_path: Path, suffix: str) -> None:
         torch.save(vit.state_dict(), path)
     else:
         save_file(vit.state_dict(), path)
-    whole = path.read_bytes()
-    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
+    content = path.read_bytes()
+    for size in (0, 1, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
         with pytest.raises(InputError, match=f"mine{suffix}' is not a readable"):
             load_backbone(path)
 
 
-def test_checkpoints_that_hold_no_tensors_by_name_are_refused(tmp_path: Path) -> None:
+def test_checkpoints_without_named_tensors_are_rejected(tmp_path: Path) -> None:
     torch.save([torch.zeros(3)], tmp_path / "list.pt")
     with pytest.raises(InputError, match="list.pt' holds a list, not tensors by name"):
         load_backbone(tmp_path / "list.pt")
@@ -169,7 +168,7 @@ def test_checkpoints_that_hold_no_tensors_by_name_are_refused(tmp_path: Path) ->
 
 
 def hf_vit(vit: ViT) -> dict[str, torch.Tensor]:
-    """The tensors of a ViT under Hugging Face's names; the values do not matter here."""
+    """Return the tensors of a ViT under Hugging Face's names."""
     names = {
         "cls_token": "embeddings.cls_token",
         "pos_embed": "embeddings.position_embeddings",
@@ -193,27 +192,26 @@ def hf_vit(vit: ViT) -> dict[str, torch.Tensor]:
     return out
 
 
-def test_hugging_faces_configs_beside_a_file_are_heeded(tmp_path: Path) -> None:
+def test_hugging_face_configs_next_to_a_file_are_used(tmp_path: Path) -> None:
     save_file(hf_vit(tiny_vit()), tmp_path / "model.safetensors")
     with pytest.raises(InputError, match="32 cannot be split into 0 heads"):
         load_backbone(tmp_path / "model.safetensors")
     config = {"num_attention_heads": 2, "layer_norm_eps": 1e-3, "hidden_act": "gelu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}))
-    found = load_backbone(tmp_path / "model.safetensors")
-    assert (found.config.heads, found.config.norm_eps, found.config.quick_gelu) == (2, 1e-3, False)
-    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
+    loaded = load_backbone(tmp_path / "model.safetensors")
+    assert (loaded.config.heads, loaded.config.norm_eps, loaded.config.quick_gelu) == (2, 1e-3, False)
+    assert (loaded.mean, loaded.std) == ((0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
-    with pytest.raises(InputError, match="its activation is 'relu', which is not reproduced here"):
+    with pytest.raises(InputError, match="its activation is 'relu', which is not supported"):
         load_backbone(tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="config.json' is not JSON"):
         load_backbone(tmp_path / "model.safetensors")
 
 
-def test_a_run_can_keep_how_images_are_prepared(backbone: Path) -> None:
-    found = load_backbone(backbone).described()
-    assert found == {
+def test_describe_includes_the_normalization(backbone: Path) -> None:
+    assert load_backbone(backbone).describe() == {
         "name": "tiny",
         "sha256": sha256_of(backbone),
         "image_size": 16,

@@ -9,15 +9,15 @@ from caprompt.callbacks.events import LearnEnded, TaskEvaluated
 from caprompt.callbacks.terminal_curve import TerminalCurve, draw_curve
 
 
-def test_the_curve_is_printed_after_each_test_and_at_no_other_time() -> None:
+def test_prints_the_curve_after_evaluations_only() -> None:
     console = Console(file=io.StringIO(), width=60, record=True)
-    watch = TerminalCurve(console)
-    watch(LearnEnded(4, 1.0))
+    curve = TerminalCurve(console)
+    curve(LearnEnded(4, 1.0))
     assert console.export_text(clear=False) == ""
-    watch(TaskEvaluated([[90.0], [80.0, 100.0]]))
-    shown = console.export_text()
-    assert "after task 2: ACC 90.0, AF 10.0" in shown
-    assert shown.count("●") == 2
+    curve(TaskEvaluated([[90.0], [80.0, 100.0]]))
+    text = console.export_text()
+    assert "after task 2: ACC 90.0, AF 10.0" in text
+    assert text.count("●") == 2
 
 
 @pytest.mark.parametrize("values", [[99.0], [100.0, 0.0], [50.0] * 7, [97.0 - task for task in range(40)]])
@@ -25,7 +25,7 @@ def test_every_task_is_a_point_within_the_width(values: list[float]) -> None:
     lines = draw_curve(values, width=60).splitlines()
     assert sum(line.count("●") for line in lines) == len(values)
     assert max(map(len, lines[:-1])) <= 68
-    assert all("-" not in line for line in lines)  # the scale never falls below zero
+    assert all("-" not in line for line in lines)  # the axis never falls below zero
 
 
 def test_lower_values_are_drawn_lower() -> None:

@@ -3,20 +3,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers import caprompt_here
 
 from caprompt.cli import arguments
 from caprompt.errors import InputError, OptionError
-from caprompt.experiments import config
 
 
-def test_later_assignments_win_over_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "flags"), [("audit", ("--json", "--skip-bad", "--device")), ("run", ("--set", "--config"))])
+def test_shared_flags_are_in_the_help_of_commands(tmp_path: Path, command: str, flags: tuple[str, ...]) -> None:
+    text = caprompt_here(command, "--help", cwd=tmp_path).stdout
+    assert all(flag in text for flag in flags)
+    assert "--no-json" not in text
+
+
+def test_assignments_override_the_file_and_earlier_ones(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('epochs = 3\nmethod = "caprompt"\ntasks = [["a", "b"], ["c"]]\n')
-    found = arguments.collect_settings(tmp_path / "a.toml", ["epochs=4", "epochs=5"])
-    assert found == {"epochs": 5, "method": "caprompt", "tasks": [["a", "b"], ["c"]]}
+    settings = arguments.collect_settings(tmp_path / "a.toml", ["epochs=4", "epochs=5"])
+    assert settings == {"epochs": 5, "method": "caprompt", "tasks": [["a", "b"], ["c"]]}
 
 
 @pytest.mark.parametrize("text", ["epochs", "=3", " = 3"])
-def test_assignments_need_both_sides(text: str) -> None:
+def test_assignment_needs_key_and_value(text: str) -> None:
     with pytest.raises(OptionError, match="key=value"):
         arguments.collect_settings(None, [text])
 
@@ -24,11 +31,11 @@ def test_assignments_need_both_sides(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("false", False), ("null", None), ("a=b", "a=b"), ("0-8", "0-8"), ("[1, 2]", [1, 2]), ("", "")]
 )
-def test_values(text: str, value: object) -> None:
+def test_parse_value(text: str, value: object) -> None:
     assert arguments.parse_value(text) == value
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_config_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         arguments.collect_settings(tmp_path / "none.toml", [])
     (tmp_path / "latin.toml").write_bytes(b"a = '\xff'")
@@ -39,12 +46,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         arguments.collect_settings(tmp_path / "bad.toml", [])
 
 
-def test_neither_a_setting_nor_an_option() -> None:
-    with pytest.raises(OptionError, match=r"unknown option 'sed' for x \(did you mean 'seed'\?\); there are: alpha, seed"):
-        config.split_settings({"sed": 1}, ["seed"], ["alpha"], "x")
-
-
 @pytest.mark.parametrize("text", ["", "a", "1,b", "2.5"])
-def test_tasks_that_make_no_sense(text: str) -> None:
+def test_invalid_tasks(text: str) -> None:
     with pytest.raises(OptionError, match="should be a number"):
         arguments.parse_tasks(text)
+
+
+def test_parse_cycles() -> None:
+    assert arguments.parse_cycles(None) == {}
+    assert arguments.parse_cycles("3") == {"cycles": 3}
+    assert arguments.parse_cycles("auto") == {"cycles": "auto"}

@@ -1,4 +1,4 @@
-"""Tiny images made on the spot."""
+"""Tiny generated images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 @pytest.fixture
 def noise() -> Callable[..., NDArray[np.uint8]]:
-    """`noise(seed, height, width)`: a random RGB picture, another one for each seed."""
+    """`noise(seed, height, width)`: a random RGB image, different for each seed."""
 
     def make(seed: int = 0, height: int = 12, width: int = 10) -> NDArray[np.uint8]:
         return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

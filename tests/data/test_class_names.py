@@ -8,24 +8,24 @@ from caprompt.data.class_names import check_class_name, natural_key
 from caprompt.errors import DataError
 
 
-def test_numbers_are_sorted_by_value() -> None:
+def test_digits_sort_by_value() -> None:
     names = ["b", "a10", "A2", "a1b", "10", "9", "a"]
     assert sorted(names, key=natural_key) == ["9", "10", "a", "a1b", "A2", "a10", "b"]
 
 
-def test_names_that_count_alike_still_have_one_order() -> None:
+def test_names_with_equal_values_have_a_fixed_order() -> None:
     names = ["a01", "A1", "a1"]
     assert sorted(names, key=natural_key) == sorted(["a1", "a01", "A1"], key=natural_key)
 
 
 @given(st.lists(st.text(), max_size=6))
-def test_any_names_have_one_order(names: list[str]) -> None:
-    backwards = names[::-1]
-    assert sorted(names, key=natural_key) == sorted(backwards, key=natural_key)
+def test_order_is_deterministic_for_any_names(names: list[str]) -> None:
+    reversed_names = names[::-1]
+    assert sorted(names, key=natural_key) == sorted(reversed_names, key=natural_key)
 
 
 @pytest.mark.parametrize("name", ["cat", "sea lion", "Löwe", "猫", "v1.2", "console", "a" * 255, "it's", "0"])
-def test_good_names(name: str) -> None:
+def test_valid_names(name: str) -> None:
     check_class_name(name)
 
 
@@ -37,6 +37,6 @@ def test_good_names(name: str) -> None:
         *("CON", "nul", "com1", "LPT9.txt", "ä" * 128, "\udcff"),
     ],
 )
-def test_names_that_cannot_be_folders(name: str) -> None:
+def test_invalid_folder_names_raise(name: str) -> None:
     with pytest.raises(DataError, match=r"cannot be a class name: .+; rename the class"):
         check_class_name(name)

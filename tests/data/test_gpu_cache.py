@@ -4,46 +4,46 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.gpu_cache import GPUImageCache, stacked
+from caprompt.data.gpu_cache import GPUImageCache, stack_padded
 from caprompt.data.images import Pixels
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def pictures() -> list[Pixels]:
+def images() -> list[Pixels]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, (height, width, 3)).astype(np.uint8) for height, width in [(4, 6), (7, 3), (5, 5)]]
 
 
-@pytest.mark.parametrize("in_memory", [10**6, 10], ids=["in memory", "in a file"])
-def test_pictures_come_back_padded_to_the_largest(pictures: list[Pixels], in_memory: int) -> None:
-    bank = GPUImageCache(pictures, CPU, in_memory)
-    assert len(bank) == 3
-    assert bank.shape(1) == (7, 3)
-    taken = bank.take(np.array([2, 0]))
+@pytest.mark.parametrize("max_host_bytes", [10**6, 10], ids=["in RAM", "in a file"])
+def test_images_are_padded_to_the_largest(images: list[Pixels], max_host_bytes: int) -> None:
+    cache = GPUImageCache(images, CPU, max_host_bytes)
+    assert len(cache) == 3
+    assert cache.shape(1) == (7, 3)
+    taken = cache.take(np.array([2, 0]))
     assert taken.shape == (2, 5, 6, 3)
-    np.testing.assert_array_equal(taken[0, :5, :5], pictures[2])
-    np.testing.assert_array_equal(taken[1, :4, :6], pictures[0])
-    assert isinstance(bank.host, np.memmap) == (in_memory == 10)
+    np.testing.assert_array_equal(taken[0, :5, :5], images[2])
+    np.testing.assert_array_equal(taken[1, :4, :6], images[0])
+    assert isinstance(cache.host, np.memmap) == (max_host_bytes == 10)
 
 
-def test_resident_pictures_are_gathered_alike(pictures: list[Pixels]) -> None:
-    bank = GPUImageCache(pictures, CPU)
-    bank.resident = torch.from_numpy(bank.host)
-    taken = bank.take(np.array([1, 2, 1]))
+def test_resident_images_are_gathered_equally(images: list[Pixels]) -> None:
+    cache = GPUImageCache(images, CPU)
+    cache.resident = torch.from_numpy(cache.host)
+    taken = cache.take(np.array([1, 2, 1]))
     assert taken.shape == (3, 7, 5, 3)
     for row, position in enumerate((1, 2, 1)):
-        height, width = bank.shape(position)
-        np.testing.assert_array_equal(taken[row, :height, :width], pictures[position])
+        height, width = cache.shape(position)
+        np.testing.assert_array_equal(taken[row, :height, :width], images[position])
 
 
-def test_an_empty_bank() -> None:
+def test_empty_cache() -> None:
     assert len(GPUImageCache([], CPU)) == 0
 
 
-def test_stacking(pictures: list[Pixels]) -> None:
-    batch = stacked(pictures, CPU)
+def test_stack_padded(images: list[Pixels]) -> None:
+    batch = stack_padded(images, CPU)
     assert batch.dtype == torch.uint8
     assert batch.shape == (3, 7, 6, 3)
     assert not batch[0, 4:].any()

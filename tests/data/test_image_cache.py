@@ -13,53 +13,53 @@ from caprompt.data.sources import read_source
 from caprompt.errors import DataError
 
 
-def test_a_second_epoch_decodes_nothing(photos: Path) -> None:
-    store, pictures = ImageCache(), read_source(photos).pictures
-    first = [store.get(picture) for picture in pictures]
-    second = [store.get(picture) for picture in pictures]
-    assert store.decoded == 12
+def test_second_epoch_decodes_nothing(photos: Path) -> None:
+    cache, images = ImageCache(), read_source(photos).images
+    first = [cache.get(image) for image in images]
+    second = [cache.get(image) for image in images]
+    assert cache.num_decoded == 12
     assert all(a is b for a, b in zip(first, second, strict=True))
 
 
-def test_a_full_store_keeps_what_it_has(photos: Path) -> None:
-    one = 12 * 10 * 3
-    store, pictures = ImageCache(budget_bytes=5 * one + 1), read_source(photos).pictures
+def test_full_cache_evicts_nothing(photos: Path) -> None:
+    image_bytes = 12 * 10 * 3
+    cache, images = ImageCache(budget_bytes=5 * image_bytes + 1), read_source(photos).images
     for _ in range(3):
-        for picture in pictures:
-            store.get(picture)
-    assert store.decoded == 12 + 7 + 7  # five are kept, never pushed out by the others
+        for image in images:
+            cache.get(image)
+    assert cache.num_decoded == 12 + 7 + 7  # five stay cached
 
 
-def test_a_changed_file_is_read_again(photos: Path, noise) -> None:
-    store, path = ImageCache(), photos / "class1" / "0.png"
-    store.get(path)
+def test_changed_file_is_read_again(photos: Path, noise) -> None:
+    cache, path = ImageCache(), photos / "class1" / "0.png"
+    cache.get(path)
     Image.fromarray(noise(999)).save(path)
     os.utime(path, ns=(1, 1))
-    np.testing.assert_array_equal(store.get(path), noise(999))
+    np.testing.assert_array_equal(cache.get(path), noise(999))
 
 
-def test_objects_are_kept_by_identity_even_when_the_caller_lets_go(noise) -> None:
-    store = ImageCache()
-    for seed in range(50):  # each image is freed by the caller at once; a reused id must not find old pixels
-        np.testing.assert_array_equal(store.get(Image.fromarray(noise(seed))), noise(seed))
+def test_objects_are_cached_by_identity_even_when_the_caller_frees_them(noise) -> None:
+    cache = ImageCache()
+    for seed in range(50):  # each image is freed at once; a reused id must not return old pixels
+        np.testing.assert_array_equal(cache.get(Image.fromarray(noise(seed))), noise(seed))
 
 
-def test_pictures_are_shrunk(noise) -> None:
+def test_images_are_shrunk(noise) -> None:
     assert ImageCache(shrink_to=6).get(noise(0)).shape == (7, 6, 3)
 
 
-def test_a_missing_file_is_an_error_until_it_is_there(tmp_path: Path, noise) -> None:
-    store, path = ImageCache(), tmp_path / "late.png"
+def test_missing_file_raises_until_it_exists(tmp_path: Path, noise) -> None:
+    cache, path = ImageCache(), tmp_path / "late.png"
     with pytest.raises(DataError, match=r"late.png"):
-        store.get(path)
+        cache.get(path)
     Image.fromarray(noise(1)).save(path)
-    np.testing.assert_array_equal(store.get(path), noise(1))
+    np.testing.assert_array_equal(cache.get(path), noise(1))
 
 
-def test_many_threads_agree(photos: Path) -> None:
-    store, pictures = ImageCache(), read_source(photos).pictures
+def test_concurrent_access(photos: Path) -> None:
+    cache, images = ImageCache(), read_source(photos).images
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(store.get, pictures * 20))
+        results = list(pool.map(cache.get, images * 20))
     for number, pixels in enumerate(results):
-        np.testing.assert_array_equal(pixels, store.get(pictures[number % 12]))
-    assert store._used == 12 * 12 * 10 * 3  # counted once each, whoever came first
+        np.testing.assert_array_equal(pixels, cache.get(images[number % 12]))
+    assert cache._used_bytes == 12 * 12 * 10 * 3  # each counted once, whichever thread was first

@@ -12,21 +12,21 @@ from caprompt.data.images import decode, hash_image
 from caprompt.errors import DataError
 
 
-def corner(picture: images.ImageInput) -> tuple[int, ...]:
-    return tuple(decode(picture)[0, 0].tolist())
+def get_corner(image: images.ImageInput) -> tuple[int, ...]:
+    return tuple(decode(image)[0, 0].tolist())
 
 
 def test_rgb_files_arrays_and_pillow_images_are_bit_exact(tmp_path: Path, noise) -> None:
     pixels = noise()
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    for picture in (tmp_path / "a.png", pixels, Image.fromarray(pixels)):
-        decoded = decode(picture)
+    for image in (tmp_path / "a.png", pixels, Image.fromarray(pixels)):
+        decoded = decode(image)
         assert decoded.dtype == np.uint8
         np.testing.assert_array_equal(decoded, pixels)
 
 
 @pytest.mark.parametrize(
-    ("mode", "colour", "expected"),
+    ("mode", "color", "expected"),
     [
         ("L", 77, (77, 77, 77)),
         ("1", 1, (255, 255, 255)),
@@ -42,10 +42,10 @@ def test_rgb_files_arrays_and_pillow_images_are_bit_exact(tmp_path: Path, noise)
         ("F", 0.2, (51, 51, 51)),
     ],
 )
-def test_every_mode_becomes_rgb(mode: str, colour, expected: tuple[int, ...]) -> None:
-    image = Image.new(mode, (3, 2), colour)
+def test_every_mode_is_converted_to_rgb(mode: str, color, expected: tuple[int, ...]) -> None:
+    image = Image.new(mode, (3, 2), color)
     assert decode(image).shape == (2, 3, 3)
-    assert corner(image) == expected
+    assert get_corner(image) == expected
 
 
 @pytest.mark.parametrize(("transparency", "expected"), [(None, (10, 20, 30)), (0, (255, 255, 255)), (b"\x80", (132, 137, 142))])
@@ -53,12 +53,12 @@ def test_palettes_with_and_without_transparency(tmp_path: Path, transparency, ex
     image = Image.new("P", (3, 2), 0)
     image.putpalette([10, 20, 30])
     image.save(tmp_path / "p.png", **({} if transparency is None else {"transparency": transparency}))
-    assert corner(tmp_path / "p.png") == expected
+    assert get_corner(tmp_path / "p.png") == expected
 
 
-def test_a_colour_declared_transparent_becomes_white(tmp_path: Path) -> None:
+def test_transparent_color_becomes_white(tmp_path: Path) -> None:
     Image.new("RGB", (3, 2), (1, 2, 3)).save(tmp_path / "t.png", transparency=(1, 2, 3))
-    assert corner(tmp_path / "t.png") == (255, 255, 255)
+    assert get_corner(tmp_path / "t.png") == (255, 255, 255)
 
 
 def test_sixteen_bit_png_is_scaled_not_clipped(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_sixteen_bit_png_is_scaled_not_clipped(tmp_path: Path) -> None:
         (np.full((2, 3, 3), 1.0), (255, 255, 255)),
     ],
 )
-def test_arrays_of_every_kind(array, expected: tuple[int, ...]) -> None:
+def test_arrays_of_every_dtype(array, expected: tuple[int, ...]) -> None:
     assert decode(array).shape == (2, 3, 3)
-    assert corner(array) == expected
+    assert get_corner(array) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_arrays_of_every_kind(array, expected: tuple[int, ...]) -> None:
         (np.zeros((1, 500), np.uint8), "200 times"),
     ],
 )
-def test_arrays_that_are_no_pictures(array, message: str) -> None:
+def test_invalid_arrays_raise(array, message: str) -> None:
     with pytest.raises(DataError, match=message):
         decode(array)
 
@@ -104,26 +104,26 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     image = Image.new("RGB", (6, 3), "black")
     image.putpixel((0, 0), (255, 255, 255))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned a quarter clockwise
-    image.save(tmp_path / "turned.png", exif=exif)
-    pixels = decode(tmp_path / "turned.png")
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
+    image.save(tmp_path / "rotated.png", exif=exif)
+    pixels = decode(tmp_path / "rotated.png")
     assert pixels.shape == (6, 3, 3)
     assert pixels[0, 2, 0] == 255
 
 
-def test_damaged_exif_does_not_spoil_the_picture(tmp_path: Path, noise) -> None:
+def test_damaged_exif_is_ignored(tmp_path: Path, noise) -> None:
     Image.fromarray(noise()).save(tmp_path / "e.png", exif=b"Exif\x00\x00rubbish that is no TIFF")
     np.testing.assert_array_equal(decode(tmp_path / "e.png"), noise())
 
 
 def test_first_frame_of_an_animation(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert corner(tmp_path / "a.gif") == (255, 0, 0)
+    assert get_corner(tmp_path / "a.gif") == (255, 0, 0)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_large_pictures_shrink_and_small_ones_stay(tmp_path: Path, suffix: str) -> None:
+def test_large_images_are_shrunk_and_small_ones_are_not(tmp_path: Path, suffix: str) -> None:
     ramp = np.linspace(0, 255, 800).astype(np.uint8)
     large = np.broadcast_to(ramp[None, :, None], (400, 800, 3))
     Image.fromarray(np.ascontiguousarray(large)).save(tmp_path / f"a.{suffix}")
@@ -135,24 +135,24 @@ def test_large_pictures_shrink_and_small_ones_stay(tmp_path: Path, suffix: str) 
         np.testing.assert_array_equal(decode(tmp_path / f"a.{suffix}", shrink_to=side), decode(tmp_path / f"a.{suffix}"))
 
 
-def test_arrays_shrink_too(noise) -> None:
+def test_arrays_are_shrunk(noise) -> None:
     assert decode(noise(0, 30, 60), shrink_to=10).shape == (10, 20, 3)
     np.testing.assert_array_equal(decode(noise(0, 10, 60), shrink_to=10), noise(0, 10, 60))
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", None])
-def test_corrupt_files_are_named(tmp_path: Path, noise, content: bytes | None) -> None:
+def test_corrupt_files_raise(tmp_path: Path, noise, content: bytes | None) -> None:
     path = tmp_path / "bad.jpg"
     if content is None:
         buffer = io.BytesIO()
         Image.fromarray(noise(0, 64, 64)).save(buffer, "JPEG")
         content = buffer.getvalue()[: len(buffer.getvalue()) // 2]
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad\.jpg' is not a readable image \(.+\); remove it, or go on without it"):
+    with pytest.raises(DataError, match=r"bad\.jpg' is not a readable image \(.+\); remove it, or skip unreadable images"):
         decode(path)
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
+def test_missing_file_and_folder_raise(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no image file '.*none.png'"):
         decode(tmp_path / "none.png")
     with pytest.raises(DataError, match="directory"):
@@ -161,7 +161,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [9_500, 14_000])  # above Pillow's warning, above Pillow's error
-def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
+def test_decompression_bombs_raise(tmp_path: Path, side: int) -> None:
     header = f"P5 {side} {side} 255\n".encode()
     (tmp_path / "bomb.pgm").write_bytes(header)  # claims its size; the pixels would follow
     with pytest.raises(DataError, match="decompression bomb: more than 89 million pixels"):
@@ -169,7 +169,7 @@ def test_decompression_bombs_are_refused(tmp_path: Path, side: int) -> None:
     assert Image.MAX_IMAGE_PIXELS == images.MAX_PIXELS
 
 
-def test_fingerprint_is_of_the_content(tmp_path: Path, noise) -> None:
+def test_hash_depends_on_the_content(tmp_path: Path, noise) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         Image.fromarray(noise(seed)).save(tmp_path / f"{name}.png")
     a, b, c = (hash_image(tmp_path / f"{name}.png") for name in "abc")

@@ -20,31 +20,31 @@ def test_classes_counts_and_selection() -> None:
     assert len(samples) == 4
     assert samples.classes == ("c1", "c2", "c10")
     assert list(samples.counts().items()) == [("c1", 1), ("c2", 1), ("c10", 2)]
-    chosen = samples.select(np.array([3, 0]))
-    assert chosen.labels == ("c1", "c10")
-    assert [int(p[0, 0, 0]) for p in chosen.pictures] == [3, 0]
-    assert samples.of_classes(["c10", "c1"]).labels == ("c10", "c10", "c1")
+    selected = samples.select(np.array([3, 0]))
+    assert selected.labels == ("c1", "c10")
+    assert [int(p[0, 0, 0]) for p in selected.images] == [3, 0]
+    assert samples.select_classes(["c10", "c1"]).labels == ("c10", "c10", "c1")
 
 
-def test_lengths_must_agree() -> None:
+def test_different_lengths_raise() -> None:
     with pytest.raises(DataError, match="1 images but 2 labels"):
         Samples((pixel(0),), ("a", "b"))
 
 
-def test_class_names_are_checked() -> None:
+def test_invalid_class_name_raises() -> None:
     with pytest.raises(DataError, match="'a/b' cannot be a class name"):
         Samples((pixel(0),), ("a/b",))
 
 
-def test_digest_follows_content_labels_and_order_but_not_the_place(photos: Path, tmp_path: Path) -> None:
+def test_digest_depends_on_content_labels_and_order_but_not_on_paths(photos: Path, tmp_path: Path) -> None:
     samples = read_source(photos)
     first = samples.digest()
     shutil.copytree(photos, tmp_path / "moved")
     assert read_source(tmp_path / "moved").digest() == first
 
     assert samples.select(range(11, -1, -1)).digest() != first
-    relabelled = Samples(samples.pictures, ("class3", *samples.labels[1:]))
-    assert relabelled.digest() != first
+    relabeled = Samples(samples.images, ("class3", *samples.labels[1:]))
+    assert relabeled.digest() != first
     (photos / "class1" / "0.png").write_bytes(b"other")
     assert samples.digest() != first
 
@@ -56,8 +56,8 @@ def test_digest_of_arrays() -> None:
     assert digest(1) == digest(1) != digest(2)
 
 
-def test_the_first_of_each_class() -> None:
-    pictures = tuple(np.full((2, 2), value, np.uint8) for value in range(6))
-    few = Samples(pictures, ("cat", "cat", "dog", "cat", "dog", "cow")).first_of_each(1)
+def test_select_per_class() -> None:
+    images = tuple(np.full((2, 2), value, np.uint8) for value in range(6))
+    few = Samples(images, ("cat", "cat", "dog", "cat", "dog", "cow")).select_per_class(1)
     assert few.labels == ("cat", "dog", "cow")
-    assert [int(np.asarray(picture)[0, 0]) for picture in few.pictures] == [0, 2, 5]
+    assert [int(np.asarray(image)[0, 0]) for image in few.images] == [0, 2, 5]

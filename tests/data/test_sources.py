@@ -5,43 +5,45 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import write_squares
 from PIL import Image
 
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read_source, validate_images
-from caprompt.errors import DataError
+from caprompt.data.sources import list_images, read_source
+from caprompt.data.validation import validate_images
+from caprompt.errors import DataError, InputError
 
 
 def test_folder_per_class_in_natural_order(photos: Path) -> None:
     samples = read_source(str(photos))
     assert samples.classes == ("class1", "class2", "class10")
     assert samples.labels == ("class1",) * 4 + ("class2",) * 4 + ("class10",) * 4
-    assert samples.pictures[:2] == (photos / "class1" / "0.png", photos / "class1" / "1.png")
+    assert samples.images[:2] == (photos / "class1" / "0.png", photos / "class1" / "1.png")
     assert samples.skipped == ()
     assert read_source(samples) is samples
 
 
-def test_nested_files_count_hidden_and_foreign_ones_do_not(photos: Path) -> None:
+def test_nested_files_are_listed_and_hidden_or_other_files_are_not(photos: Path) -> None:
     deep = photos / "class1" / "2024" / "may"
     deep.mkdir(parents=True)
     shutil.copy(photos / "class1" / "0.png", deep / "UPPER.PNG")
     for name in (".hidden.png", "notes.txt", ".cache/x.png", "../.git/x.png"):
         (photos / "class1" / name).parent.mkdir(exist_ok=True)
         (photos / "class1" / name).write_bytes(b"")
-    names = [path.name for path in read_source(photos).of_classes(["class1"]).pictures]
+    names = [path.name for path in read_source(photos).select_classes(["class1"]).images]
     assert names == ["0.png", "1.png", "2.png", "3.png", "UPPER.PNG"]
 
 
-def test_images_beside_the_class_folders_are_told_of(photos: Path) -> None:
+def test_images_next_to_class_folders_are_reported(photos: Path) -> None:
     (photos / "stray.jpg").write_bytes(b"")
     samples = read_source(photos)
     assert len(samples) == 12
     assert len(samples.skipped) == 1
-    assert "1 image(s) lying directly in" in samples.skipped[0]
+    assert "1 image(s) directly in" in samples.skipped[0]
 
 
-def test_folders_that_cannot_be_read(tmp_path: Path, photos: Path) -> None:
+def test_invalid_folders_raise(tmp_path: Path, photos: Path) -> None:
     with pytest.raises(DataError, match=r"there is no folder or CSV file '.*nowhere'"):
         read_source(tmp_path / "nowhere")
     with pytest.raises(DataError, match="one folder per class"):
@@ -56,7 +58,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path, photos: Path) -> None:
         read_source(photos / "class1" / "0.png")
 
 
-def test_a_folder_whose_name_is_no_class_name(photos: Path) -> None:
+def test_folder_with_invalid_class_name_raises(photos: Path) -> None:
     (photos / "what?").mkdir()
     with pytest.raises(DataError, match=r"'what\?' cannot be a class name"):
         read_source(photos)
@@ -75,7 +77,7 @@ def test_csv_files(photos: Path, text: str) -> None:
     (photos / "list.csv").write_text(text, encoding="utf-8")
     samples = read_source(photos / "list.csv")
     assert samples.labels == ("cat", "sea lion")
-    assert samples.pictures == (photos / "class1" / "0.png", photos / "class2" / "0.png")
+    assert samples.images == (photos / "class1" / "0.png", photos / "class2" / "0.png")
 
 
 @pytest.mark.parametrize(
@@ -90,13 +92,13 @@ def test_csv_files(photos: Path, text: str) -> None:
         ("path,label\n", "lists no images"),
     ],
 )
-def test_csv_rows_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_csv_rows_raise(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.csv").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
         read_source(tmp_path / "list.csv")
 
 
-def test_csv_that_is_not_text(tmp_path: Path) -> None:
+def test_csv_that_is_not_text_raises(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(DataError, match="UTF-8"):
         read_source(tmp_path / "list.csv")
@@ -106,11 +108,11 @@ def test_arrays_pillow_images_and_paths_in_memory(photos: Path, noise) -> None:
     stacked = np.stack([noise(0), noise(1)])
     samples = read_source((stacked, np.array([3, 10])))
     assert samples.labels == ("3", "10")
-    np.testing.assert_array_equal(samples.pictures[1], noise(1))
+    np.testing.assert_array_equal(samples.images[1], noise(1))
 
     mixed = read_source(([noise(0), Image.fromarray(noise(1)), str(photos / "class1" / "0.png")], ["a", "b", 7]))
     assert mixed.labels == ("a", "b", "7")
-    assert mixed.pictures[2] == photos / "class1" / "0.png"
+    assert mixed.images[2] == photos / "class1" / "0.png"
 
 
 @pytest.mark.parametrize(
@@ -122,21 +124,32 @@ def test_arrays_pillow_images_and_paths_in_memory(photos: Path, noise) -> None:
         ([], [], "no images"),
     ],
 )
-def test_pairs_that_cannot_be_used(images: list[object], labels: list[object], message: str) -> None:
+def test_invalid_pairs_raise(images: list[object], labels: list[object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_source((images, labels))
 
 
-def test_something_else_is_refused() -> None:
+def test_other_sources_raise() -> None:
     with pytest.raises(DataError, match="from a int"):
         read_source(3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no images"):
         read_source(Samples((), ()))
 
 
-def test_one_image_in_two_classes_is_an_error_within_one_it_is_not(photos: Path) -> None:
+def test_duplicates_are_allowed_within_a_class_but_not_across_classes(photos: Path) -> None:
     shutil.copy(photos / "class1" / "0.png", photos / "class1" / "again.png")
     assert len(validate_images(read_source(photos), ImageCache())) == 13
     shutil.copy(photos / "class1" / "0.png", photos / "class2" / "again.png")
     with pytest.raises(DataError, match=r"class1.0\.png' \(class 'class1'\) and .*again\.png' \(class 'class2'\) are the same"):
         validate_images(read_source(photos), ImageCache())
+
+
+def test_list_images_searches_folders_at_any_depth_in_order(tmp_path: Path) -> None:
+    write_squares(tmp_path / "a" / "deep", ["red"], each=2)
+    (tmp_path / "a" / "notes.txt").write_text("x")
+    assert [path.name for path in list_images([tmp_path / "a", Path("single.png")])] == ["000.png", "001.png", "single.png"]
+    (tmp_path / "void").mkdir()
+    with pytest.raises(DataError, match="there is no image in the folder"):
+        list_images([tmp_path / "void"])
+    with pytest.raises(InputError, match="no image was given"):
+        list_images([])

@@ -29,14 +29,14 @@ GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 def test_answers_are_the_methods_own_for_full_and_short_batches(device: str, cycles: object) -> None:
     """Seven batches, so that on a GPU some are replayed; the last is short."""
     made = method(device, cycles=cycles)
-    ask = Predictor(made, 4)
+    predictor = Predictor(made, 4)
     images = torch.randn(27, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0)).to(device)
-    asked = [ask(part) for part in images.split(4)]
-    assert [len(answer.logits) for answer in asked] == [4] * 6 + [3]
+    outputs = [predictor(part) for part in images.split(4)]
+    assert [len(output.logits) for output in outputs] == [4] * 6 + [3]
     direct = made.predict(images)
     for name in ("logits", "task_weights", "passes"):
-        found = torch.cat([getattr(answer, name) for answer in asked])
-        torch.testing.assert_close(found, getattr(direct, name), rtol=1e-4, atol=1e-5)
+        joined = torch.cat([getattr(output, name) for output in outputs])
+        torch.testing.assert_close(joined, getattr(direct, name), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
@@ -45,16 +45,16 @@ def test_what_is_asked_again_is_answered_in_float32(device: str) -> None:
     made = method(device, classifier="aligned")
     made.vit.to(torch.bfloat16)
     exact = Float32Backbone(made.vit).attach_to(made)
-    chance = torch.Generator().manual_seed(0)
-    first, rest = (torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=chance) for count in (1, 150))
+    generator = torch.Generator().manual_seed(0)
+    first, rest = (torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=generator) for count in (1, 150))
     images = (first + 0.02 * rest).to(device)
     with torch.no_grad():
         middle = exact.predict(images).logits.mean(dim=0)
         made.head.bias.sub_(middle)[:2].add_(1.0)  # shared by both
-    ask = Predictor(made, 12)
-    asked = [ask(part) for part in images.split(12)]
-    logits, expected = torch.cat([answer.logits for answer in asked]), exact.predict(images).logits
-    again = is_close(expected, ask.bound / 2)
+    predictor = Predictor(made, 12)
+    outputs = [predictor(part) for part in images.split(12)]
+    logits, expected = torch.cat([output.logits for output in outputs]), exact.predict(images).logits
+    again = is_close(expected, predictor.bound / 2)
     assert again[-50:].any()
     torch.testing.assert_close(logits[again], expected[again], rtol=1e-4, atol=1e-5)
     assert torch.equal(logits.argmax(dim=1), expected.argmax(dim=1))
@@ -77,11 +77,11 @@ def rounding(dtype: torch.dtype) -> Rounding:
 
 
 def asking(made: Method, size: int, images: int = 80) -> Predictor:
-    """A way to ask that has found out how far rounding moves a lead."""
-    ask = Predictor(made, size)
+    """A each to predictor that has joined out how far rounding moves a lead."""
+    predictor = Predictor(made, size)
     for part in torch.randn(images, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5)).split(size):
-        ask(part)
-    return ask
+        predictor(part)
+    return predictor
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -91,11 +91,13 @@ def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> Non
         [[0.0, 0.01, -9, -9], [2, 0, 0, 0], [1, 1.005, 0.9, -1], [0, 3, 0, 0], [0, 0, 0, 4], [1.005, 1, 0, 0]]
     )
     labels = torch.tensor([1, 0, 1, 1, 3, 0])
-    ask = asking(made, size)
-    assert ask.bound == pytest.approx(4 * 0.02 * (2 / 3) ** 0.5, rel=0.1)  # where the best two are moved apart, not both alike
-    answers = [ask(part) for part in images.split(size)]
-    assert torch.equal(torch.cat([answer.logits for answer in answers]).argmax(dim=1), labels)
-    assert torch.cat([answer.passes for answer in answers]).tolist() == [4, 2, 4, 2, 2, 4]  # 4 bytes where it was asked again
+    predictor = asking(made, size)
+    assert predictor.bound == pytest.approx(
+        4 * 0.02 * (2 / 3) ** 0.5, rel=0.1
+    )  # where the best two are moved apart, not both alike
+    answers = [predictor(part) for part in images.split(size)]
+    assert torch.equal(torch.cat([output.logits for output in answers]).argmax(dim=1), labels)
+    assert torch.cat([output.passes for output in answers]).tolist() == [4, 2, 4, 2, 2, 4]  # 4 bytes where it was outputs again
     plain = torch.cat([made.predict(part).logits for part in images.split(size)])
     assert not torch.equal(plain.argmax(dim=1), labels)
 
@@ -103,10 +105,10 @@ def test_in_half_precision_close_decisions_are_made_in_float32(size: int) -> Non
 def test_the_first_images_are_asked_in_both_precisions() -> None:
     made, images = rounding(torch.bfloat16), torch.zeros(40, 3, TINY.image_size, TINY.image_size)
     images[:, 0, 0, 1] = 3  # all of them sure
-    ask = Predictor(made, 40)
-    assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
-    assert ask(images).passes.tolist() == [4] * 32 + [2] * 8
-    assert ask(images).passes.tolist() == [2] * 40  # 2 x 32 images are enough
+    predictor = Predictor(made, 40)
+    assert predictor(images).passes.tolist() == [4] * 32 + [2] * 8
+    assert predictor(images).passes.tolist() == [4] * 32 + [2] * 8
+    assert predictor(images).passes.tolist() == [2] * 40  # 2 x 32 images are enough
 
 
 def test_the_second_backbone_is_float32_and_shares_what_was_learned() -> None:
@@ -121,15 +123,15 @@ def test_the_second_backbone_is_float32_and_shares_what_was_learned() -> None:
 
 
 def test_all_ways_share_one_second_backbone_and_are_gone_when_cleared() -> None:
-    made, known = rounding(torch.bfloat16), PredictorCache()
-    ways = [known.answering(made, size) for size in (1, 2, 2, 5)]
-    assert len(set(map(id, ways))) == 3
-    assert len({id(way.exactly(count).method.vit) for way in ways for count in (1, 3)}) == 1
-    backbone = weakref.ref(ways[0].exactly(1).method.vit)
+    made, cache = rounding(torch.bfloat16), PredictorCache()
+    predictors = [cache.get(made, size) for size in (1, 2, 2, 5)]
+    assert len(set(map(id, predictors))) == 3
+    assert len({id(each.float32_predictor(count).method.vit) for each in predictors for count in (1, 3)}) == 1
+    backbone = weakref.ref(predictors[0].float32_predictor(1).method.vit)
     gc.disable()
     try:
-        known.clear()
-        ways.clear()
+        cache.clear()
+        predictors.clear()
         assert backbone() is None  # at once: on a GPU, training needs the memory
     finally:
         gc.enable()
@@ -138,24 +140,24 @@ def test_all_ways_share_one_second_backbone_and_are_gone_when_cleared() -> None:
 def test_an_answer_that_overflowed_is_asked_again_and_tells_nothing_of_rounding() -> None:
     made, images = rounding(torch.bfloat16), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
     images[:, 0, 0, 1] = 3
-    ask = asking(made, 3)
-    bound = ask.bound
-    answer = ask.together(images)
-    answer.logits[1] = float("nan")
-    ask.settle(images, answer)
-    assert answer.passes.tolist() == [2, 4, 2]
-    assert answer.logits.isfinite().all()
-    assert ask.bound == bound
+    predictor = asking(made, 3)
+    bound = predictor.bound
+    output = predictor.predict_batch(images)
+    output.logits[1] = float("nan")
+    predictor.recheck_close(images, output)
+    assert output.passes.tolist() == [2, 4, 2]
+    assert output.logits.isfinite().all()
+    assert predictor.bound == bound
 
 
 def test_in_full_precision_nothing_is_asked_twice() -> None:
     made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
-    ask = Predictor(made, 3)
-    assert ask(images).passes.tolist() == [4, 4, 4]
-    assert not ask.exact
+    predictor = Predictor(made, 3)
+    assert predictor(images).passes.tolist() == [4, 4, 4]
+    assert not predictor.exact
 
 
 def test_few_images_are_asked_again_in_a_small_batch() -> None:
-    ask = Predictor(rounding(torch.bfloat16), 64)
-    assert [ask.exactly(count).size for count in (1, 5, 8, 31)] == [1, 8, 8, 32]
-    assert len(ask.exact) == 3
+    predictor = Predictor(rounding(torch.bfloat16), 64)
+    assert [predictor.float32_predictor(count).size for count in (1, 5, 8, 31)] == [1, 8, 8, 32]
+    assert len(predictor.exact) == 3

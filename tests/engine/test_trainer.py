@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import TINY, same_tensors, tiny_vit
+from helpers import TINY, equal_tensors, tiny_vit
 
 from caprompt.callbacks.events import EpochEnded, Event, StepEnded
 from caprompt.engine.trainer import build_optimizer, fit, learning_rate_factor, trainable_parameters
 from caprompt.methods import build_method
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
-from caprompt.utils.optimizers import optimizer_state
+from caprompt.utils.optimizers import get_optimizer_state
 
 
 def method(**options: object) -> Method:
@@ -28,7 +28,7 @@ def batches(epoch: int) -> Batches:
 
 def test_loss_falls_and_events_tell_of_it() -> None:
     events: list[Event] = []
-    fit(method(epochs=8, learning_rate=0.02), batches, listen=events.append)
+    fit(method(epochs=8, learning_rate=0.02), batches, callback=events.append)
     steps = [event for event in events if isinstance(event, StepEnded)]
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     assert len(steps) == 24
@@ -49,7 +49,7 @@ def test_continuing_after_an_epoch_gives_the_same_bits() -> None:
 
     def stop(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
         if ended.epoch == 1:
-            moments = {name: tensor.clone() for name, tensor in optimizer_state(optimizer).items()}
+            moments = {name: tensor.clone() for name, tensor in get_optimizer_state(optimizer).items()}
             kept.update(state={name: tensor.clone() for name, tensor in stopped.state().items()}, moments=moments)
             raise StopError
 
@@ -58,7 +58,7 @@ def test_continuing_after_an_epoch_gives_the_same_bits() -> None:
     resumed = build_method("caprompt", tiny_vit(), {"length": 4, "epochs": 3})
     resumed.restore([2], kept["state"])  # type: ignore[arg-type]
     fit(resumed, batches, start=2, optimizer_tensors=kept["moments"])  # type: ignore[arg-type]
-    assert same_tensors(resumed.state(), straight.state())
+    assert equal_tensors(resumed.state(), straight.state())
 
 
 def test_without_the_moments_the_bits_would_differ() -> None:
@@ -67,7 +67,7 @@ def test_without_the_moments_the_bits_would_differ() -> None:
     fit(straight, batches)
     fit(other, lambda epoch: batches(epoch) if epoch < 2 else iter(()), start=0)
     fit(other, batches, start=2)
-    assert not same_tensors(other.state(), straight.state())
+    assert not equal_tensors(other.state(), straight.state())
 
 
 def test_clipping_bounds_the_gradient() -> None:
@@ -79,7 +79,7 @@ def test_clipping_bounds_the_gradient() -> None:
             gradients = [parameter.grad for parameter in trainable_parameters(made) if parameter.grad is not None]
             norms.append(float(torch.cat([gradient.flatten() for gradient in gradients]).norm()))
 
-    fit(made, batches, listen=measure)
+    fit(made, batches, callback=measure)
     assert norms == pytest.approx([0.01] * 3, rel=1e-3)
 
 
@@ -90,7 +90,7 @@ def test_a_task_without_epochs_is_not_trained() -> None:
     assert not trainable_parameters(made)
     events: list[Event] = []
     asked: list[int] = []
-    fit(made, lambda epoch: asked.append(epoch) or batches(epoch), listen=events.append)  # type: ignore[func-returns-value]
+    fit(made, lambda epoch: asked.append(epoch) or batches(epoch), callback=events.append)  # type: ignore[func-returns-value]
     assert events == asked == []
 
 

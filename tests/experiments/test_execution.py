@@ -4,27 +4,27 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import QUICK, same_tensors, write_squares
+from helpers import QUICK, equal_tensors, write_squares
 from safetensors.torch import load_file
 
 from caprompt import ContinualClassifier, InputError, metrics
 from caprompt.callbacks.events import Event, StepEnded
 from caprompt.data import read_source
 from caprompt.errors import DataError, ModelFolderError, OptionError
-from caprompt.experiments.artifacts import PREDICTIONS, TestPredictions
+from caprompt.experiments.artifacts import PREDICTIONS, FinalPredictions
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import load_test_images, run_experiment
 from caprompt.experiments.run_folder import RunResult, read_plan
 from caprompt.methods.options import validate_options
 
-COLOURS = ("red", "green", "blue", "yellow", "cyan")
+COLORS = ("red", "green", "blue", "yellow", "cyan")
 
 
 @pytest.fixture
 def config(tmp_path: Path, backbone: Path) -> RunConfig:
     data = tmp_path / "data"
-    write_squares(data / "train", COLOURS)
-    write_squares(data / "test", COLOURS, each=3, start=50)
+    write_squares(data / "train", COLORS)
+    write_squares(data / "test", COLORS, each=3, start=50)
     return RunConfig(dataset=str(data), backbone=str(backbone), tasks=(1, 2, 2), options=QUICK)
 
 
@@ -35,7 +35,7 @@ def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Pat
     assert results.finished
     assert results.summary()["ACC"] == pytest.approx(metrics.average_accuracy(results.matrix))
     assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
-    final = TestPredictions.load(tmp_path / "run" / PREDICTIONS)
+    final = FinalPredictions.load(tmp_path / "run" / PREDICTIONS)
     assert 100 * (final.true == final.answer).mean() == pytest.approx(results.summary()["pooled"])
     assert RunResult.load(tmp_path / "run") == results
 
@@ -43,7 +43,7 @@ def test_a_run_tests_every_task_seen_after_each(config: RunConfig, tmp_path: Pat
 def test_the_plan_says_what_the_run_was(config: RunConfig, tmp_path: Path) -> None:
     run_experiment(config, tmp_path / "run")
     plan = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert sorted(name for task in plan["tasks"] for name in task) == sorted(COLOURS)
+    assert sorted(name for task in plan["tasks"] for name in task) == sorted(COLORS)
     assert plan["train"]["images"] == 25
     assert plan["test"]["images"] == 15
     assert len(plan["backbone"]["sha256"]) == 64
@@ -60,7 +60,7 @@ def test_order_follows_the_seed_and_natural_order_the_names(config: RunConfig, t
         return [c for task in json.loads((tmp_path / name / "run.json").read_text())["tasks"] for c in task]
 
     natural = tasks("natural", order="natural")
-    assert natural == sorted(COLOURS)
+    assert natural == sorted(COLORS)
     assert tasks("zero") == tasks("again")
     assert tasks("one", seed=1) != tasks("zero-more")
 
@@ -89,14 +89,14 @@ def test_stopped_and_resumed_is_the_same_run(config: RunConfig, tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(config, tmp_path / "stopped", listen=stop)
+        run_experiment(config, tmp_path / "stopped", callbacks=stop)
     assert not RunResult.load(tmp_path / "stopped").finished
     with pytest.raises(InputError, match="--resume"):
         run_experiment(config, tmp_path / "stopped")
     resumed = run_experiment(config, tmp_path / "stopped", resume=True)
     assert resumed.matrix == straight.matrix
     one, other = (load_file(tmp_path / name / "model" / "state.safetensors") for name in ("straight", "stopped"))
-    assert same_tensors(one, other)
+    assert equal_tensors(one, other)
     assert run_experiment(config, tmp_path / "stopped", resume=True) == resumed
 
 
@@ -141,7 +141,7 @@ def test_at_most_so_many_images_of_each_class(config: RunConfig, tmp_path: Path)
     plan = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (plan["train"]["images"], plan["test"]["images"]) == (10, 10)
     assert sum(results.rows[-1].images) == 10
-    assert load_test_images(quick).counts() == dict.fromkeys(sorted(COLOURS), 2)
+    assert load_test_images(quick).counts() == dict.fromkeys(sorted(COLORS), 2)
 
 
 def test_half_written_runs_and_those_of_other_versions_are_told_of(config: RunConfig, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp
     assert results.finished
     assert [row.images for row in results.rows] == [(3, 6, 6)]
     model = ContinualClassifier.load(tmp_path / "run" / "model")
-    assert model.tasks == [sorted(COLOURS)]
+    assert model.tasks == [sorted(COLORS)]
     test = read_source(Path(config.dataset) / "test")
     for names, accuracy in zip(results.tasks, results.matrix[0], strict=True):
-        assert accuracy == pytest.approx(model.evaluate(test.of_classes(names)).accuracy)
+        assert accuracy == pytest.approx(model.evaluate(test.select_classes(names)).accuracy)
     assert 0 < results.rows[0].task_identification <= 100
     assert results.summary()["AF"] == 0
     assert json.loads((tmp_path / "run" / "results.json").read_text())["protocol"].startswith("joint")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grids import pretend
+from grids import write_fake_cell
 from helpers import QUICK, write_backbone, write_squares
 
 from caprompt.callbacks.events import Event, LearnStarted
@@ -24,7 +24,7 @@ from caprompt.experiments.config import RunConfig, resolve_config
 from caprompt.experiments.grid import Cell, NullGridProgress, is_done, read_failure, read_measure, run_cell, run_grid
 from caprompt.experiments.run_folder import RunResult
 
-COLOURS = ("red", "green", "blue", "yellow")
+COLORS = ("red", "green", "blue", "yellow")
 
 
 def number_of_classes(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
@@ -33,7 +33,7 @@ def number_of_classes(model: ContinualClassifier, images: Samples) -> Mapping[st
 
 @pytest.fixture
 def config(tmp_path: Path, backbone: Path) -> RunConfig:
-    write_squares(tmp_path / "data", COLOURS)
+    write_squares(tmp_path / "data", COLORS)
     return resolve_config(
         RunConfig(dataset=str(tmp_path / "data"), backbone=str(backbone), tasks=2, options={**QUICK, "epochs": 1})
     )
@@ -46,10 +46,10 @@ class Seen(NullGridProgress):
         self.cells: list[tuple[str, str | None]] = []
         self.calls = 0
 
-    def heard(self, cell: Cell, event: Event) -> None:
+    def on_event(self, cell: Cell, event: Event) -> None:
         self.calls += isinstance(event, LearnStarted)
 
-    def ended(self, cell: Cell, reason: str | None) -> None:
+    def on_end(self, cell: Cell, reason: str | None) -> None:
         self.cells.append((cell.name, reason))
 
 
@@ -73,13 +73,13 @@ def test_what_is_left_to_defaults_is_the_same_cell_as_what_is_said() -> None:
 
 def test_finished_cells_are_not_run_again_but_measured_if_need_be(config: RunConfig, tmp_path: Path) -> None:
     cell, home, seen = Cell(config), tmp_path / "cells", Seen()
-    run_grid([cell], home, watch=seen)
+    run_grid([cell], home, progress=seen)
     assert seen.cells == [(cell.name, None)]
     assert seen.calls == 2
     assert is_done(home / cell.name, ())
-    run_grid([cell], home, watch=seen)
+    run_grid([cell], home, progress=seen)
     assert len(seen.cells) == 1
-    run_grid([Cell(config, (number_of_classes,))], home, watch=seen)
+    run_grid([Cell(config, (number_of_classes,))], home, progress=seen)
     assert seen.calls == 2
     assert read_measure(home / cell.name, number_of_classes) == {"classes": 4, "images": 4}
 
@@ -87,7 +87,7 @@ def test_finished_cells_are_not_run_again_but_measured_if_need_be(config: RunCon
 def test_a_failure_is_written_down_passed_over_and_tried_again(config: RunConfig, tmp_path: Path) -> None:
     bad = Cell(config.model_copy(update={"tasks": 40}))
     good, home, seen = Cell(config), tmp_path / "cells", Seen()
-    run_grid([bad, good], home, watch=seen)
+    run_grid([bad, good], home, progress=seen)
     reason = read_failure(home / bad.name)
     assert reason is not None
     assert "40 tasks" in reason
@@ -95,7 +95,7 @@ def test_a_failure_is_written_down_passed_over_and_tried_again(config: RunConfig
     assert json.loads((home / f"{bad.name}.failed.json").read_text())["config"]["tasks"] == 40
     assert not (home / bad.name).exists()
     assert not is_done(home / bad.name, ())
-    pretend(bad, home)
+    write_fake_cell(bad, home)
     run_cell(bad, home)
     assert read_failure(home / bad.name) is None
 
@@ -104,7 +104,7 @@ def test_several_at_once_give_the_same_numbers(config: RunConfig, tmp_path: Path
     cells = [Cell(config.model_copy(update={"seed": seed})) for seed in range(2)]
     bad = Cell(config.model_copy(update={"tasks": 40}))
     seen = Seen()
-    run_grid([*cells, bad], tmp_path / "many", jobs=2, watch=seen)
+    run_grid([*cells, bad], tmp_path / "many", jobs=2, progress=seen)
     run_grid(cells, tmp_path / "one")
     for cell in cells:
         one, other = (RunResult.load(tmp_path / place / cell.name).matrix for place in ("one", "many"))
@@ -114,7 +114,7 @@ def test_several_at_once_give_the_same_numbers(config: RunConfig, tmp_path: Path
 
 def test_damaged_cells_are_told_of_and_not_run_over(config: RunConfig, tmp_path: Path) -> None:
     cell = Cell(config, (number_of_classes,))
-    pretend(Cell(config), tmp_path)
+    write_fake_cell(Cell(config), tmp_path)
     path = tmp_path / cell.name / "results.json"
     text = path.read_text()
     path.write_text(text[:40])
@@ -143,9 +143,9 @@ from caprompt.experiments.execution import RunConfig
 from caprompt.experiments.grid import Cell, NullGridProgress, resolved, run_grid
 
 class Say(NullGridProgress):
-    def began(self, cell):
+    def on_start(self, cell):
         print("began", cell.name, flush=True)
-    def ended(self, cell, reason):
+    def on_end(self, cell, reason):
         print("ended", cell.name, reason, flush=True)
 
 if __name__ == "__main__":
@@ -156,7 +156,7 @@ if __name__ == "__main__":
         for method, options in (("caprompt", {options}), ("linear", {"epochs": 3, "batch_size": 4}))
         for seed in range(int(seeds))
     ]
-    run_grid(cells, Path(home), jobs=int(jobs), device="cpu", watch=Say())
+    run_grid(cells, Path(home), jobs=int(jobs), device="cpu", progress=Say())
 """.replace("{options}", repr({**QUICK, "epochs": 3}))
 
 
@@ -166,7 +166,7 @@ def test_a_grid_killed_again_and_again_ends_complete_and_the_same(
     tmp_path: Path, backbone: Path, cells: int, jobs: int, until: tuple[int, ...]
 ) -> None:
     """Killed as soon as so many cells have ended, and a little later."""
-    write_squares(tmp_path / "data", COLOURS)
+    write_squares(tmp_path / "data", COLORS)
     (tmp_path / "grid.py").write_text(SCRIPT)
 
     def start(home: str) -> subprocess.Popen[str]:
@@ -211,7 +211,7 @@ def killed_after(process: subprocess.Popen[str], ended: int, delay: float) -> li
 
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_with_children(tmp_path: Path, backbone: Path) -> None:
-    write_squares(tmp_path / "data", COLOURS)
+    write_squares(tmp_path / "data", COLORS)
     (tmp_path / "grid.py").write_text(SCRIPT)
     words = [sys.executable, "grid.py", "data", str(backbone), "home", "2", "3"]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""CAPrompt against exact values: one training step and four cycles, computed elsewhere in float64."""
+"""CAPrompt against exact values of an independent float64 implementation: a step, four cycles."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def method(step: dict[str, Tensor]) -> CAPrompt:
     vit.requires_grad_(False)
     options = CAPromptOptions(length=6, layers=tuple(step["prompted_layers"].tolist()), alpha=5, beta=0.2, classifier="aligned")
     caprompt = CAPrompt(vit, options).double()
-    for classes in step["classes_per_task"].tolist():
-        caprompt.begin_task(classes, torch.Generator().manual_seed(0))
+    for num_classes in step["classes_per_task"].tolist():
+        caprompt.begin_task(num_classes, torch.Generator().manual_seed(0))
     with torch.no_grad():
         caprompt.earlier.copy_(step["prompts"][:-1])
         caprompt.prompt.copy_(step["prompts"][-1])
@@ -44,12 +44,12 @@ def test_query_features(method: CAPrompt, step: dict[str, Tensor]) -> None:
     torch.testing.assert_close(method.vit(step["images"]), step["query_features"], **CLOSE)
 
 
-def test_weights_after_the_equal_pass(method: CAPrompt, step: dict[str, Tensor]) -> None:
-    weights = method.next_weights(method.first_logits(method.vit.stem(step["images"])))
+def test_weights_after_the_first_pass(method: CAPrompt, step: dict[str, Tensor]) -> None:
+    weights = method.compute_task_weights(method.compute_first_logits(method.vit.stem(step["images"])))
     torch.testing.assert_close(weights, step["p_cycle2"], **CLOSE)
 
 
-def test_losses_and_their_sum(method: CAPrompt, step: dict[str, Tensor]) -> None:
+def test_loss_terms_and_their_sum(method: CAPrompt, step: dict[str, Tensor]) -> None:
     losses = method.loss(step["images"], step["labels"])
     torch.testing.assert_close(losses["ce"], step["loss_ce"], **CLOSE)
     torch.testing.assert_close(losses["concave"], 5 * step["loss_concave"], **CLOSE)
@@ -67,7 +67,7 @@ def test_concave_gap(method: CAPrompt, step: dict[str, Tensor]) -> None:
         "mixed": weights,
     }
     g = {
-        name: method.logits_under(method.vit.stem(images), mixture).softmax(dim=1).gather(1, labels[:, None])[:, 0]
+        name: method.compute_logits(method.vit.stem(images), mixture).softmax(dim=1).gather(1, labels[:, None])[:, 0]
         for name, mixture in mixtures.items()
     }
     gap = concave_gap(weights[:, -1], g["now"], g["old"], g["mixed"])
@@ -82,13 +82,13 @@ def test_gradients(method: CAPrompt, step: dict[str, Tensor]) -> None:
     assert not step["grad.prompts"][:-1].any(), "earlier prompts are frozen"
     torch.testing.assert_close(method.head.weight.grad, step["grad.head.weight"], **CLOSE)
     torch.testing.assert_close(method.head.bias.grad, step["grad.head.bias"], **CLOSE)
-    assert step["grad.prompts"][-1].abs().max() > 1e-6, "the fixture's gradient should not be trivial"
+    assert step["grad.prompts"][-1].abs().max() > 1e-6, "the gradient of the fixture should not be trivial"
 
 
 @pytest.mark.parametrize("cycles", [1, 2, 3, 4])
-def test_cycles(method: CAPrompt, step: dict[str, Tensor], cycles: int) -> None:
+def test_predictions_by_cycle(method: CAPrompt, step: dict[str, Tensor], cycles: int) -> None:
     method.options = method.options.model_copy(update={"cycles": cycles})
-    answer = method.predict(step["images"])
-    torch.testing.assert_close(answer.logits, step["logits_by_cycle"][cycles - 1], **CLOSE)
-    torch.testing.assert_close(answer.task_weights, step["weights_by_cycle"][cycles - 1], **CLOSE)
-    torch.testing.assert_close(method.next_weights(answer.logits), step["weights_by_cycle"][cycles], **CLOSE)
+    output = method.predict(step["images"])
+    torch.testing.assert_close(output.logits, step["logits_by_cycle"][cycles - 1], **CLOSE)
+    torch.testing.assert_close(output.task_weights, step["weights_by_cycle"][cycles - 1], **CLOSE)
+    torch.testing.assert_close(method.compute_task_weights(output.logits), step["weights_by_cycle"][cycles], **CLOSE)

@@ -15,8 +15,8 @@ IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Gen
 LABELS = torch.tensor([3, 5, 4, 4, 3, 5])  # of the third task
 
 
-def made(**options: object) -> CPrompt:
-    """A method with distinct random prompts, as if it had learned three tasks."""
+def make_method(**options: object) -> CPrompt:
+    """Build a method with three tasks and distinct random prompts."""
     method = CPrompt(tiny_vit(), CPromptOptions(**{"length": 2, **options}))  # type: ignore[arg-type]
     for number, classes in enumerate((2, 1, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
@@ -24,8 +24,8 @@ def made(**options: object) -> CPrompt:
     return method
 
 
-class InFront(Adaptation):
-    """Rows (L, n, D) in front of the blocks, for a batch of one image."""
+class PrependedTokens(Adaptation):
+    """Tokens (L, n, D) prepended to the blocks' inputs, for a batch of one image."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -34,60 +34,60 @@ class InFront(Adaptation):
         return self.rows[layer].unsqueeze(0)
 
 
-def by_hand(method: CPrompt, image: Tensor, task: int) -> Tensor:
-    """The un-normed class token of one image under a task's two prompts."""
-    vit, adaptation = method.vit, InFront(method.prompts()[task])
+def reference_features(method: CPrompt, image: Tensor, task: int) -> Tensor:
+    """Compute the class token before the last norm of one image under a task's two prompts."""
+    vit, adaptation = method.vit, PrependedTokens(method.prompts()[task])
     x = vit.embed(image.unsqueeze(0))
     for block in vit.blocks:
         x = block(x, adaptation)
-    return x[0, 4]  # behind two rows of each layer
+    return x[0, 4]  # after two rows of each layer
 
 
-def each_by_hand(method: CPrompt, tasks: list[int]) -> Tensor:
-    return torch.stack([by_hand(method, image, task) for image, task in zip(IMAGES, tasks, strict=True)])
+def stack_reference_features(method: CPrompt, tasks: list[int]) -> Tensor:
+    return torch.stack([reference_features(method, image, task) for image, task in zip(IMAGES, tasks, strict=True)])
 
 
-def query(method: CPrompt) -> Tensor:
-    """The un-normed class token without prompts."""
+def unprompted_class_tokens(method: CPrompt) -> Tensor:
+    """Compute the class tokens of IMAGES before the last norm, without prompts."""
     x = method.vit.embed(IMAGES)
     for block in method.vit.blocks:
         x = block(x, Adaptation())
     return x[:, 0]
 
 
-def test_each_image_gets_the_prompts_of_its_own_task() -> None:
-    method = made()
+def test_each_image_uses_the_prompts_of_its_own_task() -> None:
+    method = make_method()
     tasks = [2, 0, 1, 1, 0, 2]
-    found = method.features_under(method.vit.stem(IMAGES), torch.tensor(tasks))
-    torch.testing.assert_close(found, each_by_hand(method, tasks), rtol=1e-4, atol=1e-5)
+    features = method.extract_features(method.vit.stem(IMAGES), torch.tensor(tasks))
+    torch.testing.assert_close(features, stack_reference_features(method, tasks), rtol=1e-4, atol=1e-5)
 
 
-def test_the_task_of_the_nearest_class_key_is_chosen() -> None:
-    method = made()
+def test_task_of_the_nearest_class_key_is_selected() -> None:
+    method = make_method()
     order = torch.tensor([4, 0, 5, 1, 3, 2])  # class c's key is the query of image order[c]
-    keys = query(method)[order]
+    keys = unprompted_class_tokens(method)[order]
     method.keys.earlier.copy_(3 * keys[:3])
     method.keys.newest.data.copy_(keys[3:])
-    answer = method.predict(IMAGES)
+    output = method.predict(IMAGES)
     tasks = [0, 2, 2, 2, 0, 1]  # image 0 is near class 1, image 1 near class 3, ...
-    assert answer.task_weights.argmax(dim=1).tolist() == tasks
-    torch.testing.assert_close(answer.logits, method.head(each_by_hand(method, tasks)), rtol=1e-4, atol=1e-5)
+    assert output.task_weights.argmax(dim=1).tolist() == tasks
+    torch.testing.assert_close(output.logits, method.head(stack_reference_features(method, tasks)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.3])
-def test_all_losses_by_hand(margin: float) -> None:
-    method = made(margin=margin, smooth=0.5)
+def test_losses_match_reference(margin: float) -> None:
+    method = make_method(margin=margin, smooth=0.5)
     method.head.weight.data.mul_(3)
     method.chance.counter.fill_(1)
-    drawn = copy.deepcopy(method.chance).below(3, 6).tolist()
-    assert set(drawn) == {0, 1, 2}, "the case should show every prompt"
+    sampled = copy.deepcopy(method.chance).randint(3, 6).tolist()
+    assert set(sampled) == {0, 1, 2}, "every prompt should be sampled"
     losses = method.loss(IMAGES, LABELS)
 
-    own = each_by_hand(method, [2] * 6)
+    own = stack_reference_features(method, [2] * 6)
     torch.testing.assert_close(losses["aux"], F.cross_entropy(method.auxiliary(own), LABELS - 3), rtol=1e-4, atol=1e-5)
-    under_drawn = method.head(each_by_hand(method, drawn))[:, 3:]
-    torch.testing.assert_close(losses["ce"], F.cross_entropy(under_drawn, LABELS - 3), rtol=1e-4, atol=1e-5)
-    cosines = torch.stack([F.cosine_similarity(q.unsqueeze(0), method.keys()) for q in query(method)])
+    under_sampled = method.head(stack_reference_features(method, sampled))[:, 3:]
+    torch.testing.assert_close(losses["ce"], F.cross_entropy(under_sampled, LABELS - 3), rtol=1e-4, atol=1e-5)
+    cosines = torch.stack([F.cosine_similarity(q.unsqueeze(0), method.keys()) for q in unprompted_class_tokens(method)])
     torch.testing.assert_close(losses["key"], F.cross_entropy(cosines, LABELS), rtol=1e-4, atol=1e-5)
 
     total, temperatures = torch.zeros(()), set()
@@ -97,11 +97,11 @@ def test_all_losses_by_hand(margin: float) -> None:
             tau = 1.0 if newest.max() > old.max() + margin else 1.2
             temperatures.add(tau)
             total -= ((old / tau).softmax(0) * old.log_softmax(0)).sum()
-    assert temperatures == {1.0, 1.2}, "the case should show both sides"
+    assert temperatures == {1.0, 1.2}, "both temperatures should occur"
     torch.testing.assert_close(losses["smooth"], 0.5 * total / (6 * 2), rtol=1e-4, atol=1e-5)
 
 
-def test_smoothing_pulls_only_where_the_old_head_is_surer() -> None:
+def test_smoothing_has_gradient_only_where_the_old_head_is_more_confident() -> None:
     old = torch.tensor([[2.0, 0.0], [2.0, 0.0]], requires_grad=True)
     newest = torch.tensor([[2.5], [1.5]])
     smoothing_loss(old, newest, temperature=2.0, margin=0.0).sum().backward()
@@ -111,8 +111,8 @@ def test_smoothing_pulls_only_where_the_old_head_is_surer() -> None:
     torch.testing.assert_close(with_margin, -(target * p.log()).sum().expand(2))
 
 
-def test_smoothing_moves_prompts_but_no_head() -> None:
-    method = made(temperature=2.0, margin=100.0)
+def test_smoothing_trains_prompts_but_no_head() -> None:
+    method = make_method(temperature=2.0, margin=100.0)
     smooth = method.loss(IMAGES, LABELS)["smooth"]
     prompts, *others = torch.autograd.grad(
         smooth, [method.prompts.newest, method.head.weight, method.auxiliary.weight, method.keys.newest], allow_unused=True
@@ -121,17 +121,17 @@ def test_smoothing_moves_prompts_but_no_head() -> None:
     assert others == [None, None, None]
 
 
-def test_new_images_leave_the_head_rows_of_earlier_tasks_alone() -> None:
-    method = made()
+def test_new_images_do_not_change_head_rows_of_earlier_tasks() -> None:
+    method = make_method()
     torch.stack(list(method.loss(IMAGES, LABELS).values())).sum().backward()
     assert method.head.weight.grad is not None
     assert method.head.weight.grad[:3].abs().max() == 0
     assert method.head.weight.grad[3:].abs().max() > 0
 
 
-def test_known_classes_have_no_part_in_what_concerns_the_newest_prompt() -> None:
-    """Of a batch with two images of known classes, the others make up the auxiliary and the smoothing loss."""
-    method = made()
+def test_known_classes_are_excluded_from_losses_of_the_newest_prompt() -> None:
+    """Images of known classes in a batch do not contribute to `aux` and `smooth`."""
+    method = make_method()
     labels = torch.tensor([0, 5, 4, 4, 3, 2])
     mixed, new = method.loss(IMAGES, labels), method.loss(IMAGES[1:5], labels[1:5])
     for name in ("aux", "smooth"):
@@ -141,14 +141,14 @@ def test_known_classes_have_no_part_in_what_concerns_the_newest_prompt() -> None
     assert only_known["ce"] > 0
 
 
-def test_the_first_task_has_nothing_to_smooth() -> None:
+def test_first_task_has_no_smoothing_loss() -> None:
     method = CPrompt(tiny_vit(), CPromptOptions(length=2))
     method.begin_task(2, torch.Generator().manual_seed(0))
     assert method.loss(IMAGES, LABELS % 2).keys() == {"aux", "key", "ce"}
 
 
-def test_what_a_new_task_brings() -> None:
-    method = made()
+def test_new_task_adds_prompts_keys_and_auxiliary_head() -> None:
+    method = make_method()
     prompts, keys = method.prompts.newest.detach().clone(), method.keys().detach()
     method.begin_task(4, torch.Generator().manual_seed(9))
     assert torch.equal(method.prompts.newest, prompts)

@@ -13,72 +13,72 @@ IMAGES = torch.randn(3, 3, TINY.image_size, TINY.image_size, generator=torch.Gen
 LABELS = torch.tensor([3, 5, 4])  # of the third task
 
 
-def made(config: ViTConfig = FOUR_LAYERS, **options: object) -> DualPrompt:
-    """A method with distinct random prompts, as if it had learned three tasks."""
-    chosen = DualPromptOptions(**{"length": 4, "general_length": 6, "layers": "first-3", **options})  # type: ignore[arg-type]
-    method = DualPrompt(tiny_vit(config=config), chosen)
+def make_method(config: ViTConfig = FOUR_LAYERS, **options: object) -> DualPrompt:
+    """Build a method with three tasks and distinct random prompts."""
+    method_options = DualPromptOptions(**{"length": 4, "general_length": 6, "layers": "first-3", **options})  # type: ignore[arg-type]
+    method = DualPrompt(tiny_vit(config=config), method_options)
     for number, classes in enumerate((2, 1, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
         method.prompts.newest.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
     return method
 
 
-class Written(Adaptation):
-    """Prefixes of a batch of one image, layer by layer: (keys, values), (n, D) each."""
+class FixedPrefixes(Adaptation):
+    """Prefixes by layer for a batch of one image: (keys, values), (n, D) each."""
 
-    def __init__(self, at: dict[int, tuple[Tensor, Tensor]]) -> None:
-        self.at = at
+    def __init__(self, prefixes: dict[int, tuple[Tensor, Tensor]]) -> None:
+        self.prefixes = prefixes
 
     def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        return (self.at[layer][0].unsqueeze(0), self.at[layer][1].unsqueeze(0)) if layer in self.at else None
+        return (self.prefixes[layer][0].unsqueeze(0), self.prefixes[layer][1].unsqueeze(0)) if layer in self.prefixes else None
 
 
-def by_hand(method: DualPrompt, image: Tensor, task: int) -> Tensor:
-    """Features of one image: the general prompt in layers 0 and 1, the task's in layer 2."""
+def reference_features(method: DualPrompt, image: Tensor, task: int) -> Tensor:
+    """Compute the features of one image: general prompt in layers 0 and 1, task's in layer 2."""
     general, own = method.general, method.prompts()[task]
-    at = {0: (general[0, 0], general[0, 1]), 1: (general[1, 0], general[1, 1]), 2: (own[0, 0], own[0, 1])}
-    features: Tensor = method.vit(image.unsqueeze(0), Written(at))[0]
+    prefixes = {0: (general[0, 0], general[0, 1]), 1: (general[1, 0], general[1, 1]), 2: (own[0, 0], own[0, 1])}
+    features: Tensor = method.vit(image.unsqueeze(0), FixedPrefixes(prefixes))[0]
     return features
 
 
-def test_each_image_gets_keys_and_values_of_its_own_task() -> None:
-    method = made()
+def test_each_image_uses_keys_and_values_of_its_own_task() -> None:
+    method = make_method()
     tasks = torch.tensor([2, 0, 1])
-    expected = torch.stack([by_hand(method, image, int(task)) for image, task in zip(IMAGES, tasks, strict=True)])
-    torch.testing.assert_close(method.features_under(method.vit.stem(IMAGES), tasks), expected, rtol=1e-4, atol=1e-5)
+    expected = torch.stack([reference_features(method, image, int(task)) for image, task in zip(IMAGES, tasks, strict=True)])
+    torch.testing.assert_close(method.extract_features(method.vit.stem(IMAGES), tasks), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(method.predict(IMAGES, tasks).logits, method.head(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_the_task_with_the_nearest_key_is_chosen() -> None:
-    method = made()
+def test_task_with_the_nearest_key_is_selected() -> None:
+    method = make_method()
     queries = method.vit(IMAGES)
     method.keys.earlier.copy_(torch.stack([queries[2], 5 * queries[0]]))
     method.keys.newest.data.copy_(queries[1:2])
-    answer = method.predict(IMAGES)
-    assert answer.task_weights.argmax(dim=1).tolist() == [1, 2, 0]
-    expected = torch.stack([by_hand(method, image, task) for image, task in zip(IMAGES, [1, 2, 0], strict=True)])
-    torch.testing.assert_close(answer.logits, method.head(expected), rtol=1e-4, atol=1e-5)
+    output = method.predict(IMAGES)
+    assert output.task_weights.argmax(dim=1).tolist() == [1, 2, 0]
+    expected = torch.stack([reference_features(method, image, task) for image, task in zip(IMAGES, [1, 2, 0], strict=True)])
+    torch.testing.assert_close(output.logits, method.head(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_losses_by_hand() -> None:
-    method = made(pull=0.7)
-    logits = torch.stack([method.head(by_hand(method, image, 2)) for image in IMAGES])
+def test_losses_match_reference() -> None:
+    method = make_method(pull=0.7)
+    logits = torch.stack([method.head(reference_features(method, image, 2)) for image in IMAGES])
     losses = method.loss(IMAGES, LABELS)
     torch.testing.assert_close(losses["ce"], F.cross_entropy(logits[:, 3:], LABELS - 3), rtol=1e-4, atol=1e-5)
     cosines = [F.cosine_similarity(query, method.keys()[2], dim=0) for query in method.vit(IMAGES)]
     torch.testing.assert_close(losses["pull"], -0.7 * torch.stack(cosines).mean())
 
 
-def test_images_of_known_classes_are_seen_under_their_own_prompt() -> None:
-    method = made()
+def test_images_of_known_classes_use_their_own_prompt() -> None:
+    method = make_method()
     labels = torch.tensor([2, 0, 5])
-    logits = [method.head(by_hand(method, image, task)) for image, task in zip(IMAGES, (1, 0, 2), strict=True)]
+    logits = [method.head(reference_features(method, image, task)) for image, task in zip(IMAGES, (1, 0, 2), strict=True)]
     entropies = [-logits[0][2:3].log_softmax(0)[0], -logits[1][:2].log_softmax(0)[0], -logits[2][3:].log_softmax(0)[2]]
     torch.testing.assert_close(method.loss(IMAGES, labels)["ce"], torch.stack(entropies).mean(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_new_prompt_starts_from_the_previous_one_and_its_key_does_not() -> None:
-    method = made()
+def test_new_prompt_is_initialized_with_the_previous_one_but_its_key_is_not() -> None:
+    method = make_method()
     prompt, key, general = method.prompts.newest.detach().clone(), method.keys.newest.detach().clone(), method.general.clone()
     method.begin_task(1, torch.Generator().manual_seed(9))
     assert torch.equal(method.prompts.newest, prompt)
@@ -88,16 +88,16 @@ def test_a_new_prompt_starts_from_the_previous_one_and_its_key_does_not() -> Non
     assert torch.equal(method.general, general)
 
 
-def test_shallow_backbones_keep_a_layer_for_the_tasks() -> None:
-    method = made(config=TINY, layers="first-5")
+def test_shallow_backbone_keeps_a_layer_for_task_prompts() -> None:
+    method = make_method(config=TINY, layers="first-5")
     assert (method.general_layers, method.task_layers) == ((0,), (1,))
-    deep = made(layers="first-5")
+    deep = make_method(layers="first-5")
     assert (deep.general_layers, deep.task_layers) == ((0, 1), (2, 3))
-    named = made(layers=[1, 3], general_layers=1)
+    named = make_method(layers=[1, 3], general_layers=1)
     assert (named.general_layers, named.task_layers) == ((1,), (3,))
 
 
-def test_without_a_general_prompt_every_layer_is_the_tasks() -> None:
-    method = made(general_layers=0)
+def test_without_general_prompt_all_layers_have_task_prompts() -> None:
+    method = make_method(general_layers=0)
     assert (method.general_layers, method.task_layers) == ((), (0, 1, 2))
     assert method.predict(IMAGES).logits.isfinite().all()

@@ -7,21 +7,21 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 
 from caprompt.methods.components.heads import cosines
-from caprompt.methods.ease import Ease, EaseOptions, SubspaceHead, synthesised
+from caprompt.methods.ease import Ease, EaseOptions, SubspaceHead, synthesize_means
 
 
-def images(count: int, seed: int = 0) -> Tensor:
+def random_images(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(seed))
 
 
-def taught(tasks: tuple[int, ...] = (2, 1, 2), **options: object) -> Ease:
-    """Every task has an adapter that does something, and four images a class."""
+def make_trained_method(tasks: tuple[int, ...] = (2, 1, 2), **options: object) -> Ease:
+    """Build a method with a non-zero adapter per task and four images per class."""
     method = Ease(tiny_vit(), EaseOptions(bottleneck=4, **options))  # type: ignore[arg-type]
     for number, classes in enumerate(tasks):
         method.begin_task(classes, torch.Generator().manual_seed(number))
         method.adapters[-1].up.data.normal_(0, 5, generator=torch.Generator().manual_seed(number))  # type: ignore[union-attr, operator]
         labels = torch.arange(method.num_known_classes, method.num_classes).repeat(4)
-        method.consolidate([(images(len(labels), seed=number), labels)], torch.Generator())
+        method.consolidate([(random_images(len(labels), seed=number), labels)], torch.Generator())
     return method
 
 
@@ -29,18 +29,18 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float(one @ other) / (float(one.norm()) * float(other.norm()))
 
 
-def test_synthesis_by_hand() -> None:
-    """Two references at cosines 0.6 and 0.8 from the old class in its own subspace."""
+def test_synthesize_means_matches_manual_computation() -> None:
+    """Use two references at cosines 0.6 and 0.8 from the old class in its own subspace."""
     old, references = torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 4.0], [8.0, 6.0]])
     targets = torch.tensor([[1.0, 0.0], [0.0, 10.0]])
     share = math.exp(0.6) / (math.exp(0.6) + math.exp(0.8))
-    torch.testing.assert_close(synthesised(old, references, targets), torch.tensor([[share, 10 * (1 - share)]]))
+    torch.testing.assert_close(synthesize_means(old, references, targets), torch.tensor([[share, 10 * (1 - share)]]))
 
 
-def test_old_means_are_synthesised_from_all_classes_seen_in_the_newer_subspace() -> None:
-    method = taught((2, 1, 2))
-    spaces = [space.mean for space in method.head.means]  # three times (5, D)
-    assert [(space.count > 0).tolist() for space in method.head.means] == [
+def test_old_means_are_synthesized_from_all_classes_seen_in_the_newer_subspace() -> None:
+    method = make_trained_method((2, 1, 2))
+    spaces = [space.mean for space in method.head.statistics]  # three times (5, D)
+    assert [(space.count > 0).tolist() for space in method.head.statistics] == [
         [True] * 5,
         [False, False, True, True, True],
         [False, False, False, True, True],
@@ -51,73 +51,71 @@ def test_old_means_are_synthesised_from_all_classes_seen_in_the_newer_subspace()
         torch.testing.assert_close(spaces[new][old], expected)
 
 
-def test_means_are_those_of_the_features_under_each_adapter() -> None:
-    method = taught((2, 1))
-    features = method.vit(images(4, seed=1), method.branches()[0])  # the second task's images in the first subspace
-    torch.testing.assert_close(method.head.means[0].mean[2], features.mean(dim=0))
-    features = method.vit(images(4, seed=1), method.branches()[1])
-    torch.testing.assert_close(method.head.means[1].mean[2], features.mean(dim=0))
+def test_means_are_means_of_features_under_each_adapter() -> None:
+    method = make_trained_method((2, 1))
+    features = method.vit(random_images(4, seed=1), method.branches()[0])  # the second task's images in the first subspace
+    torch.testing.assert_close(method.head.statistics[0].mean[2], features.mean(dim=0))
+    features = method.vit(random_images(4, seed=1), method.branches()[1])
+    torch.testing.assert_close(method.head.statistics[1].mean[2], features.mean(dim=0))
 
 
-def test_further_images_of_an_old_class_end_its_synthesis() -> None:
-    method = taught((2, 1))
-    synthetic = method.head.means[1].mean.clone()
-    more = images(3, seed=9)
+def test_further_images_of_an_old_class_replace_its_synthesized_mean() -> None:
+    method = make_trained_method((2, 1))
+    synthesized = method.head.statistics[1].mean.clone()
+    more = random_images(3, seed=9)
     method.consolidate([(more, torch.zeros(3, dtype=torch.long))], torch.Generator())
-    first, second = method.head.means
+    first, second = method.head.statistics
     assert first.count.tolist() == [7, 4, 4]
     assert second.count.tolist() == [3, 0, 4]
     torch.testing.assert_close(second.mean[0], method.vit(more, method.branches()[1]).mean(dim=0))
-    assert not torch.allclose(second.mean[1], synthetic[1]), "the class is a new reference for the other one"
+    assert not torch.allclose(second.mean[1], synthesized[1]), "class 0 should now be a reference of class 1"
 
 
-def test_a_class_is_judged_in_its_own_subspace_and_a_little_in_the_others() -> None:
-    method = taught((2, 1, 2), alpha=0.4, scale=3.0)
-    pictures = images(3, seed=7)
-    spaces = [space.mean for space in method.head.means]
-    features = [method.vit(pictures, branches).detach() for branches in method.branches()]
-    logits = method.predict(pictures).logits
+def test_logits_weight_the_own_subspace_by_one_and_others_by_alpha() -> None:
+    method = make_trained_method((2, 1, 2), alpha=0.4, scale=3.0)
+    images = random_images(3, seed=7)
+    spaces = [space.mean for space in method.head.statistics]
+    features = [method.vit(images, branches).detach() for branches in method.branches()]
+    logits = method.predict(images).logits
     for label, own in enumerate((0, 0, 1, 2, 2)):
         parts = [cosine(features[space][1], spaces[space][label]) * (1 if space == own else 0.4 / 2) for space in range(3)]
         assert abs(float(logits[1, label]) - 3.0 * sum(parts)) < 1e-4
-    assert method.predict(pictures).passes.tolist() == [3, 3, 3]
+    assert method.predict(images).passes.tolist() == [3, 3, 3]
 
 
-def test_the_raw_backbone_may_vote_too() -> None:
-    method = taught((2, 1), raw_weight=0.7, alpha=0.0)
-    pictures = images(2, seed=7)
-    raw, first, second = method.head.means
+def test_raw_backbone_contributes_with_raw_weight() -> None:
+    method = make_trained_method((2, 1), raw_weight=0.7, alpha=0.0)
+    images = random_images(2, seed=7)
+    raw, first, second = method.head.statistics
     assert (raw.count == 4).all()
-    own = torch.cat(
-        [cosines(method.features(pictures)[1], first.mean[:2]), cosines(method.features(pictures)[2], second.mean[2:])], 1
-    )
-    expected = own + 0.7 * cosines(method.vit(pictures), raw.mean)
-    torch.testing.assert_close(method.predict(pictures).logits, method.options.scale * expected)
-    assert method.predict(pictures).passes.tolist() == [3, 3]
+    own = torch.cat([cosines(method.features(images)[1], first.mean[:2]), cosines(method.features(images)[2], second.mean[2:])], 1)
+    expected = own + 0.7 * cosines(method.vit(images), raw.mean)
+    torch.testing.assert_close(method.predict(images).logits, method.options.scale * expected)
+    assert method.predict(images).passes.tolist() == [3, 3]
     restored = Ease(tiny_vit(), method.options)
     restored.restore([2, 1], method.state())
-    assert torch.equal(restored.predict(pictures).logits, method.predict(pictures).logits)
+    assert torch.equal(restored.predict(images).logits, method.predict(images).logits)
 
 
-def test_one_task_alone_has_no_other_subspace() -> None:
-    method = taught((2,))
-    assert torch.equal(method.weights(), torch.ones(1, 2))
+def test_single_task_has_one_subspace() -> None:
+    method = make_trained_method((2,))
+    assert torch.equal(method.subspace_weights(), torch.ones(1, 2))
 
 
-def test_the_newest_adapter_learns_with_a_fresh_proxy() -> None:
-    method = taught((2, 3))
-    pictures, labels = images(3), torch.tensor([2, 3, 4])
-    expected = torch.nn.functional.cross_entropy(method.proxy(method.vit(pictures, method.branches()[1])), labels - 2)
-    torch.testing.assert_close(method.loss(pictures, labels)["ce"], expected)
-    learned = {name.rsplit(".", 1)[0] for name, parameter in method.named_parameters() if parameter.requires_grad}
-    assert learned == {"adapters.1", "proxy"}
+def test_only_newest_adapter_and_proxy_are_trained() -> None:
+    method = make_trained_method((2, 3))
+    images, labels = random_images(3), torch.tensor([2, 3, 4])
+    expected = torch.nn.functional.cross_entropy(method.proxy(method.vit(images, method.branches()[1])), labels - 2)
+    torch.testing.assert_close(method.loss(images, labels)["ce"], expected)
+    trained = {name.rsplit(".", 1)[0] for name, parameter in method.named_parameters() if parameter.requires_grad}
+    assert trained == {"adapters.1", "proxy"}
     assert method.proxy.weight.shape == (3, TINY.width)
     assert method.trained_head is method.proxy
 
 
-def test_a_head_without_subspaces_grows_into_its_first() -> None:
+def test_head_can_grow_before_its_first_subspace() -> None:
     head = SubspaceHead(4)
     head.grow(2, torch.Generator())
     head.add_subspace(2, torch.device("cpu"))
     head.grow(1, torch.Generator())
-    assert head.means[0].mean.shape == (3, 4)
+    assert head.statistics[0].mean.shape == (3, 4)

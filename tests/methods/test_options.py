@@ -10,7 +10,7 @@ from caprompt.methods.options import Options, describe_options, validate_options
 
 
 @given(st.text(min_size=1, max_size=12).filter(lambda name: name not in Options.model_fields))
-def test_no_unknown_key_gets_through(name: str) -> None:
+def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match="unknown option"):
         validate_options(Options, {name: 1}, owner="x")
 
@@ -30,25 +30,35 @@ def test_no_unknown_key_gets_through(name: str) -> None:
         ("clip", "much"),
     ],
 )
-def test_bad_values_are_named_with_their_key(key: str, value: object) -> None:
+def test_invalid_values_are_reported_with_their_option(key: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"option '{key}' of x cannot be"):
         validate_options(Options, {key: value}, owner="x")
 
 
-def test_options_survive_json() -> None:
+def test_options_round_trip_through_json() -> None:
     for method in list_methods().values():
         options = method.options_class()
         assert method.options_class.model_validate(options.model_dump(mode="json")) == options
 
 
-def test_every_option_of_every_method_says_what_it_means() -> None:
+def test_every_option_of_every_method_has_a_description() -> None:
     for name in list_methods():
-        for option, kind, _, meaning in describe_options(get_method(name).options_class):
-            assert meaning, option
+        for option, kind, _, description in describe_options(get_method(name).options_class):
+            assert description, option
             assert kind
             assert "Ellipsis" not in kind
 
 
-def test_options_cannot_be_changed_in_place() -> None:
+def test_options_are_immutable() -> None:
     with pytest.raises(ValueError):
         Options().epochs = 3  # type: ignore[misc]
+
+
+def test_defaults_are_those_that_the_published_results_were_measured_with() -> None:
+    """Another default is another method: results, README and docs must be measured again with it."""
+    common = {"epochs": 5, "batch_size": 24, "learning_rate": 3e-3, "head_rate": 1.0, "optimizer": "adam", "clip": 1.0}
+    common |= {"schedule": "cosine", "crop_scale": (0.3, 1.0), "flip": 0.5, "brightness": 0.0, "test_crop": 0.875}
+    assert {name: getattr(Options(), name) for name in common} == common
+    own = {"learning_rate": 1e-2, "alpha": 5.0, "beta": 0.2, "cycles": 2, "length": 10, "classifier": "ridge", "projections": 5000}
+    defaults = get_method("caprompt").options_class()
+    assert {name: getattr(defaults, name) for name in own} == own

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, quick_options, same_tensors, squares, tiny_vit
+from helpers import TINY, equal_tensors, quick_options, squares, tiny_vit
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
@@ -14,69 +14,69 @@ from caprompt.callbacks.events import Event, StepEnded
 from caprompt.methods.ranpac import RanPAC, RanPACOptions
 
 
-def labels(count: int, classes: int = 3) -> Tensor:
+def cyclic_labels(count: int, classes: int = 3) -> Tensor:
     return torch.arange(count) % classes
 
 
-def images(count: int, seed: int = 0) -> Tensor:
+def random_images(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(seed))
 
 
-def made(**options: object) -> RanPAC:
+def make_method(**options: object) -> RanPAC:
     return RanPAC(tiny_vit(), RanPACOptions(**{"projections": 50, "bottleneck": 4, **options}))  # type: ignore[arg-type]
 
 
-def test_features_are_projected_and_rectified_before_the_ridge() -> None:
-    method = made(adapt_first=False, scale=2.0)
+def test_logits_are_ridge_regression_on_rectified_projections() -> None:
+    method = make_method(adapt_first=False, scale=2.0)
     method.begin_task(3, torch.Generator().manual_seed(0))
-    pictures, y = images(30), labels(30)
-    method.consolidate([(pictures[:20], y[:20]), (pictures[20:], y[20:])], torch.Generator().manual_seed(1))
-    x = np.maximum(method.vit(pictures).double().numpy() @ method.head.projection.double().numpy(), 0)
+    images, y = random_images(30), cyclic_labels(30)
+    method.consolidate([(images[:20], y[:20]), (images[20:], y[20:])], torch.Generator().manual_seed(1))
+    x = np.maximum(method.vit(images).double().numpy() @ method.head.projection.double().numpy(), 0)
     expected = Ridge(alpha=method.head.ridge.strength, fit_intercept=False).fit(x, np.eye(3)[y]).predict(x)
-    torch.testing.assert_close(method.predict(pictures).logits, 2 * torch.from_numpy(expected).float(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(method.predict(images).logits, 2 * torch.from_numpy(expected).float(), rtol=1e-3, atol=1e-3)
     assert method.head.projection.shape == (TINY.width, 50)
     assert 0.9 < float(method.head.projection.std()) < 1.1
 
 
-def test_the_projection_follows_from_the_saved_seed_and_is_not_saved() -> None:
-    method, other, restored = made(), made(), made()
+def test_projection_is_drawn_from_the_saved_seed_and_not_saved() -> None:
+    method, other, restored = make_method(), make_method(), make_method()
     method.begin_task(2, torch.Generator().manual_seed(0))
     other.begin_task(2, torch.Generator().manual_seed(1))
     assert not torch.equal(method.head.projection, other.head.projection)
-    method.consolidate([(images(6), labels(6, 2))], torch.Generator())
+    method.consolidate([(random_images(6), cyclic_labels(6, 2))], torch.Generator())
     state = method.state()
     assert not any("projection" in name for name in state)
     assert all(tensor.shape != method.head.projection.shape for tensor in state.values())
     restored.restore([2], state)
     assert torch.equal(restored.head.projection, method.head.projection)
-    assert torch.equal(restored.predict(images(2)).logits, method.predict(images(2)).logits)
+    assert torch.equal(restored.predict(random_images(2)).logits, method.predict(random_images(2)).logits)
 
 
-def test_the_large_sums_are_not_kept_before_there_are_any() -> None:
-    method = made()
+def test_gram_matrix_is_saved_only_after_the_first_images() -> None:
+    method = make_method()
     method.begin_task(2, torch.Generator().manual_seed(0))
     assert method.state()["head.ridge.gram"].numel() == 0
-    method.consolidate([(images(6), labels(6, 2))], torch.Generator())
-    assert method.state()["head.ridge.gram"].shape == (25, 51)  # half of it
+    method.consolidate([(random_images(6), cyclic_labels(6, 2))], torch.Generator())
+    assert method.state()["head.ridge.gram"].shape == (25, 51)  # half of the symmetric matrix
 
 
-def test_only_the_first_task_trains() -> None:
-    method = made(epochs=7)
+def test_only_the_first_task_is_trained() -> None:
+    method = make_method(epochs=7)
     method.begin_task(2, torch.Generator().manual_seed(0))
     assert method.epochs == 7
-    expected = torch.nn.functional.cross_entropy(method.proxy(method.vit(images(4))), torch.tensor([0, 1, 1, 0]))
-    torch.testing.assert_close(method.loss(images(4), torch.tensor([0, 1, 1, 0]))["ce"], expected)
-    learned = {name for name, parameter in method.named_parameters() if parameter.requires_grad}
-    assert learned == {"proxy.weight", "proxy.scale", "adapter.down", "adapter.down_bias", "adapter.up", "adapter.up_bias"}
+    expected = torch.nn.functional.cross_entropy(method.proxy(method.vit(random_images(4))), torch.tensor([0, 1, 1, 0]))
+    torch.testing.assert_close(method.loss(random_images(4), torch.tensor([0, 1, 1, 0]))["ce"], expected)
+    trained = {name for name, parameter in method.named_parameters() if parameter.requires_grad}
+    assert trained == {"proxy.weight", "proxy.scale", "adapter.down", "adapter.down_bias", "adapter.up", "adapter.up_bias"}
     method.begin_task(3, torch.Generator().manual_seed(1))
     assert method.epochs == 0
     assert not any(parameter.requires_grad for parameter in method.parameters())
     assert len(method.proxy.weight) == 0
-    assert made(adapt_first=False).epochs == 0
+    assert make_method(adapt_first=False).epochs == 0
 
 
-def test_a_stopped_first_session_goes_on_to_the_same_bits(backbone: Path, tmp_path: Path) -> None:
-    def fresh() -> ContinualClassifier:
+def test_resumed_first_task_is_bit_identical(backbone: Path, tmp_path: Path) -> None:
+    def make_model() -> ContinualClassifier:
         return ContinualClassifier("ranpac", backbone, **quick_options("ranpac"))  # type: ignore[arg-type]
 
     class StopError(Exception):
@@ -86,11 +86,11 @@ def test_a_stopped_first_session_goes_on_to_the_same_bits(backbone: Path, tmp_pa
         if isinstance(event, StepEnded) and event.epoch == 1:
             raise StopError
 
-    straight = fresh()
-    straight.learn(squares(["red", "green"]))
+    uninterrupted = make_model()
+    uninterrupted.learn(squares(["red", "green"]))
     with pytest.raises(StopError):
-        fresh().learn(squares(["red", "green"]), folder=tmp_path, listen=stop)
-    resumed = fresh()
-    resumed.learn(squares(["red", "green"]), folder=tmp_path, resume=True)
-    assert same_tensors(resumed.method.state(), straight.method.state())
+        make_model().learn(squares(["red", "green"]), checkpoint_dir=tmp_path, callbacks=stop)
+    resumed = make_model()
+    resumed.learn(squares(["red", "green"]), checkpoint_dir=tmp_path, resume=True)
+    assert equal_tensors(resumed.method.state(), uninterrupted.method.state())
     assert resumed.method.adapter.up.abs().max() > 0  # type: ignore[union-attr]

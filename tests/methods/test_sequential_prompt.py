@@ -3,11 +3,11 @@ from __future__ import annotations
 import torch
 from helpers import TINY, tiny_vit
 
-from caprompt.methods.sequential_prompt import SequentialOptions, SequentialPrompt
+from caprompt.methods.sequential_prompt import SequentialPrompt, SequentialPromptOptions
 
 
-def made(**options: object) -> SequentialPrompt:
-    method = SequentialPrompt(tiny_vit(), SequentialOptions(length=4, **options))  # type: ignore[arg-type]
+def make_method(**options: object) -> SequentialPrompt:
+    method = SequentialPrompt(tiny_vit(), SequentialPromptOptions(length=4, **options))  # type: ignore[arg-type]
     for number, classes in enumerate((2, 3)):
         method.begin_task(classes, torch.Generator().manual_seed(number))
     return method
@@ -17,22 +17,22 @@ IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Gen
 LABELS = torch.tensor([2, 3, 4, 0])
 
 
-def test_there_is_one_prompt_and_it_stays_across_tasks() -> None:
-    method = made()
+def test_new_task_keeps_the_prompt() -> None:
+    method = make_method()
     before = method.prompt.detach().clone()
     method.begin_task(1, torch.Generator().manual_seed(9))
     assert torch.equal(method.prompt, before)
     assert method.head.weight.shape[0] == 6
 
 
-def test_plain_cross_entropy_is_over_all_classes() -> None:
-    method = made()
+def test_default_cross_entropy_is_over_all_classes() -> None:
+    method = make_method()
     expected = torch.nn.functional.cross_entropy(method.logits(IMAGES), LABELS)
     torch.testing.assert_close(method.loss(IMAGES, LABELS)["ce"], expected)
 
 
-def test_masked_cross_entropy_is_among_the_images_own_task() -> None:
-    method = made(masked=True)
+def test_masked_cross_entropy_is_among_classes_of_the_own_task() -> None:
+    method = make_method(masked=True)
     logits = method.logits(IMAGES)
     own = [logits[row, 2:] if label >= 2 else logits[row, :2] for row, label in enumerate(LABELS.tolist())]
     within = [label - 2 if label >= 2 else label for label in LABELS.tolist()]

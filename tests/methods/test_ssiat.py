@@ -7,126 +7,130 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.ssiat import FLOOR, Ssiat, SsiatOptions, drift
+from caprompt.methods.ssiat import FLOOR, Ssiat, SsiatOptions, estimate_drift
 
 
-def images(count: int, seed: int = 0) -> Tensor:
+def random_images(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(seed))
 
 
-def begun(**options: object) -> Ssiat:
-    """One task of two classes, consolidated."""
+def make_method(**options: object) -> Ssiat:
+    """Build a method that has learned one task of two classes."""
     method = Ssiat(tiny_vit(), SsiatOptions(**{"bottleneck": 4, "align_epochs": 0, **options}))  # type: ignore[arg-type]
     method.begin_task(2, torch.Generator().manual_seed(0))
-    method.consolidate([(images(8), torch.arange(8) % 2)], torch.Generator().manual_seed(0))
+    method.consolidate([(random_images(8), torch.arange(8) % 2)], torch.Generator().manual_seed(0))
     return method
 
 
-def moved(method: Ssiat) -> Ssiat:
-    """As if the adapter had been trained."""
+def perturb_adapter(method: Ssiat) -> Ssiat:
+    """Change the adapter as training would."""
     method.adapter.up.data.normal_(0, 3, generator=torch.Generator().manual_seed(4))
     return method
 
 
-def test_drift_by_hand() -> None:
-    """Two images at squared distances 1 and 9 from the mean, which moved by 1 and by 3 along different axes."""
+def test_drift_matches_manual_computation() -> None:
+    """Two images at squared distances 1 and 9 from the mean move by 1 and 3 along two axes."""
     earlier, later = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([[2.0, 0.0], [0.0, 6.0]])
     near, far = (math.exp(-square / (2 * 0.25 * 5)) + FLOOR for square in (1, 9))
     expected = torch.tensor([[near * 1, far * 3]]) / (near + far)
-    torch.testing.assert_close(drift(earlier, later, torch.zeros(1, 2), 0.5), expected)
+    torch.testing.assert_close(estimate_drift(earlier, later, torch.zeros(1, 2), 0.5), expected)
 
 
-def test_drift_does_not_depend_on_the_size_of_the_features() -> None:
+def test_drift_scales_with_features() -> None:
     generator = torch.Generator().manual_seed(0)
     earlier, change, means = (torch.randn(count, 6, generator=generator) for count in (9, 9, 3))
-    small = drift(earlier, earlier + change, means, 0.5)
-    torch.testing.assert_close(drift(100 * earlier, 100 * (earlier + change), 100 * means, 0.5), 100 * small)
-    assert not torch.allclose(small, change.mean(dim=0).expand(3, -1), atol=0.05), "near images count more than far ones"
-    torch.testing.assert_close(drift(earlier, earlier + change, means, 100.0), change.mean(dim=0).expand(3, -1), rtol=0, atol=1e-3)
+    small = estimate_drift(earlier, earlier + change, means, 0.5)
+    torch.testing.assert_close(estimate_drift(100 * earlier, 100 * (earlier + change), 100 * means, 0.5), 100 * small)
+    assert not torch.allclose(small, change.mean(dim=0).expand(3, -1), atol=0.05), (
+        "near images should have more weight than far ones"
+    )
+    torch.testing.assert_close(
+        estimate_drift(earlier, earlier + change, means, 100.0), change.mean(dim=0).expand(3, -1), rtol=0, atol=1e-3
+    )
 
 
-def test_drift_of_images_that_lie_on_the_mean() -> None:
+def test_drift_of_images_equal_to_the_mean() -> None:
     earlier = torch.ones(2, 3)
-    torch.testing.assert_close(drift(earlier, earlier + 1, earlier[:1], 0.5), torch.ones(1, 3))
+    torch.testing.assert_close(estimate_drift(earlier, earlier + 1, earlier[:1], 0.5), torch.ones(1, 3))
 
 
-def test_old_means_move_as_paired_images_do() -> None:
-    """The same images under the adapter as it was and as it is, in several batches."""
-    method = begun()
+def test_old_means_follow_paired_features() -> None:
+    """The pairs are the same images under the previous and the current adapter."""
+    method = make_method()
     before = method.statistics.mean.clone()
-    a = method.vit(images(6, seed=1), method.adapter.branches()).detach()
+    a = method.vit(random_images(6, seed=1), method.adapter.branches()).detach()
     method.begin_task(1, torch.Generator().manual_seed(1))
-    moved(method)
-    b = method.vit(images(6, seed=1), method.adapter.branches()).detach()
+    perturb_adapter(method)
+    b = method.vit(random_images(6, seed=1), method.adapter.branches()).detach()
     labels = torch.full((6,), 2)
-    batches = [(images(6, seed=1)[part], labels[part]) for part in (slice(0, 4), slice(4, 6))]
+    batches = [(random_images(6, seed=1)[part], labels[part]) for part in (slice(0, 4), slice(4, 6))]
     method.consolidate(batches, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(method.statistics.mean[:2], before + drift(a, b, before, 0.5), rtol=0, atol=1e-4)
+    torch.testing.assert_close(method.statistics.mean[:2], before + estimate_drift(a, b, before, 0.5), rtol=0, atol=1e-4)
     assert (method.statistics.mean[:2] - before).norm() > 0.1
     torch.testing.assert_close(method.statistics.mean[2], b.mean(dim=0))
 
 
-def test_a_drift_is_made_good_once() -> None:
-    """Further images that are not trained on move nothing but the mean of their own class."""
-    method = begun()
+def test_drift_is_corrected_once() -> None:
+    """Further images that are not trained on change only the mean of their own class."""
+    method = make_method()
     method.begin_task(1, torch.Generator().manual_seed(1))
-    moved(method).consolidate([(images(4, seed=1), torch.full((4,), 2))], torch.Generator().manual_seed(1))
+    perturb_adapter(method).consolidate([(random_images(4, seed=1), torch.full((4,), 2))], torch.Generator().manual_seed(1))
     before = method.statistics.mean.clone()
-    method.consolidate([(images(3, seed=2), torch.zeros(3, dtype=torch.long))], torch.Generator().manual_seed(2))
+    method.consolidate([(random_images(3, seed=2), torch.zeros(3, dtype=torch.long))], torch.Generator().manual_seed(2))
     assert torch.equal(method.statistics.mean[1:], before[1:])
-    more = method.vit(images(3, seed=2), method.adapter.branches())
+    more = method.vit(random_images(3, seed=2), method.adapter.branches())
     torch.testing.assert_close(method.statistics.mean[0], (4 * before[0] + more.sum(dim=0)) / 7)
 
 
-def test_the_adapter_before_the_task_survives_a_checkpoint_within_it() -> None:
-    method = begun()
+def test_previous_adapter_survives_a_checkpoint_within_a_task() -> None:
+    method = make_method()
     method.begin_task(1, torch.Generator().manual_seed(1))
-    stopped = moved(method).state()
+    checkpoint = perturb_adapter(method).state()
     resumed = Ssiat(tiny_vit(), method.options)
-    resumed.restore([2, 1], {name: tensor.clone() for name, tensor in stopped.items()})
+    resumed.restore([2, 1], {name: tensor.clone() for name, tensor in checkpoint.items()})
     for each in (method, resumed):
-        each.consolidate([(images(4, seed=1), torch.full((4,), 2))], torch.Generator().manual_seed(1))
+        each.consolidate([(random_images(4, seed=1), torch.full((4,), 2))], torch.Generator().manual_seed(1))
     assert torch.equal(resumed.statistics.mean, method.statistics.mean)
-    assert not torch.equal(resumed.before, stopped["before"])
+    assert not torch.equal(resumed.before, checkpoint["before"])
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.3])
-def test_loss_is_a_margin_softmax_among_the_tasks_classes(margin: float) -> None:
-    method = begun(margin=margin)
+def test_loss_is_a_margin_softmax_among_classes_of_the_task(margin: float) -> None:
+    method = make_method(margin=margin)
     method.begin_task(3, torch.Generator().manual_seed(1))
-    pictures, labels = images(3), [2, 3, 4]
-    features = method.vit(pictures, method.adapter.branches()).detach()
+    images, labels = random_images(3), [2, 3, 4]
+    features = method.vit(images, method.adapter.branches()).detach()
     losses = []
     for feature, label in zip(features, labels, strict=True):
         cosines = [float(feature @ row / (feature.norm() * row.norm())) for row in method.head.weight.detach()[2:]]
         own = math.exp(20 * (cosines[label - 2] - margin))
-        others = sum(math.exp(20 * value) for place, value in enumerate(cosines) if place != label - 2)
+        others = sum(math.exp(20 * value) for index, value in enumerate(cosines) if index != label - 2)
         losses.append(-math.log(own / (own + others)))
-    assert method.loss(pictures, torch.tensor(labels))["ce"].item() == pytest.approx(sum(losses) / 3, rel=1e-4)
+    assert method.loss(images, torch.tensor(labels))["ce"].item() == pytest.approx(sum(losses) / 3, rel=1e-4)
 
 
-def test_means_of_earlier_tasks_are_drawn_in() -> None:
-    method = begun(replay="mean")
+def test_sampled_means_of_earlier_tasks_are_shrunk() -> None:
+    method = make_method(replay="mean")
     for _ in range(3):
         method.begin_task(1, torch.Generator())
-    drawn = method.drawn_in()(2, torch.Generator())  # (C, each, D)
+    samples = method.shrunk_sampler()(2, torch.Generator())  # (C, each, D)
     for label, factor in enumerate((0.925, 0.925, 0.95, 0.975, 1.0)):
-        torch.testing.assert_close(drawn[label, 1], factor * method.statistics.mean[label])
+        torch.testing.assert_close(samples[label, 1], factor * method.statistics.mean[label])
 
 
-def test_the_whole_head_is_aligned_from_the_second_call_on() -> None:
+def test_whole_head_is_aligned_from_the_second_call_on() -> None:
     method = Ssiat(tiny_vit(), SsiatOptions(bottleneck=4, align_epochs=2, batch_size=4))
     for task in range(2):
         method.begin_task(2, torch.Generator().manual_seed(task))
         before = method.head.weight.detach().clone()
         labels = torch.arange(method.num_known_classes, method.num_classes).repeat(4)
-        method.consolidate([(images(8, seed=task), labels)], torch.Generator().manual_seed(task))
+        method.consolidate([(random_images(8, seed=task), labels)], torch.Generator().manual_seed(task))
         changed = (method.head.weight != before).any(dim=1)
         assert changed.tolist() == ([False, False] if task == 0 else [True] * 4)
 
 
-def test_later_tasks_train_for_a_share_of_the_epochs() -> None:
-    method = begun(epochs=5)
+def test_later_tasks_train_for_a_fraction_of_epochs() -> None:
+    method = make_method(epochs=5)
     assert method.epochs == 5
     method.begin_task(1, torch.Generator())
     assert method.epochs == 3

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from caprompt.experiments.artifacts import TestPredictions
-from caprompt.report.task_weights import weights_by_cycle
+from caprompt.experiments.artifacts import FinalPredictions
+from caprompt.report.task_weights import summarize_task_weights
 
-FINAL = TestPredictions(
+PREDICTIONS = FinalPredictions(
     classes=("cat", "dog", "cow"),
     true=np.array([0, 1, 2, 2], dtype=np.int32),
     answer=np.array([0, 1, 2, 0], dtype=np.int32),
@@ -20,13 +20,13 @@ FINAL = TestPredictions(
 
 
 def test_weights_are_averaged_over_the_images_of_each_task() -> None:
-    first, second = weights_by_cycle(FINAL, [["cat", "dog"], ["cow"]])
+    first, second = summarize_task_weights(PREDICTIONS, [["cat", "dog"], ["cow"]])
     assert first.matrix == ((50.0, 50.0), (50.0, 50.0))
-    assert (first.on_true_task, first.heaviest_right, first.accuracy) == (50.0, 0.0, 50.0)  # equal weights point nowhere
+    assert (first.true_task_weight, first.top_task_correct, first.accuracy) == (50.0, 0.0, 50.0)  # equal weights identify no task
     assert second.matrix == ((75.0, 25.0), (50.0, 50.0))
-    assert second.on_true_task == pytest.approx(62.5)
-    assert (second.cycles, second.heaviest_right, second.accuracy) == (2, 50.0, 75.0)
+    assert second.true_task_weight == pytest.approx(62.5)
+    assert (second.cycles, second.top_task_correct, second.accuracy) == (2, 50.0, 75.0)
 
 
-def test_one_task_has_no_weights_to_tell_of() -> None:
-    assert weights_by_cycle(replace(FINAL, weights=np.ones((2, 4, 1), dtype=np.float16)), [["cat", "dog", "cow"]]) == []
+def test_single_task_has_no_weights() -> None:
+    assert summarize_task_weights(replace(PREDICTIONS, weights=np.ones((2, 4, 1), dtype=np.float16)), [["cat", "dog", "cow"]]) == []

@@ -13,34 +13,34 @@ from PIL import Image
 
 from caprompt.data import Samples
 from caprompt.report.run_data import read_run
-from caprompt.report.thumbnails import SIDE, data_url, thumbnails
+from caprompt.report.thumbnails import MAX_SIDE, encode_data_url, make_thumbnails
 
 
-def picture(url: str) -> Image.Image:
+def decode_url(url: str) -> Image.Image:
     kind, _, content = url.partition(",")
     assert kind == "data:image/jpeg;base64"
     return Image.open(io.BytesIO(base64.b64decode(content)))
 
 
-def test_pictures_are_those_of_the_test_images(runs: Path) -> None:
+def test_thumbnails_show_the_test_images(runs: Path) -> None:
     run = read_run(runs / "seed0", "seed0")
-    found = thumbnails(run, [0, 5, 5])
-    assert found.note == ""
-    assert list(found.urls) == [0, 5]
-    assert run.final is not None
-    colour = run.final.classes[run.final.true[5]]
-    shown = np.asarray(picture(found.urls[5]), dtype=float)
-    assert np.abs(shown - square(colour, 51)).mean() < 25  # the second of its class, but for what JPEG loses
+    thumbnails = make_thumbnails(run, [0, 5, 5])
+    assert thumbnails.note == ""
+    assert list(thumbnails.urls) == [0, 5]
+    assert run.predictions is not None
+    color = run.predictions.classes[run.predictions.true[5]]
+    shown = np.asarray(decode_url(thumbnails.urls[5]), dtype=float)
+    assert np.abs(shown - square(color, 51)).mean() < 25  # the second image of its class, up to JPEG compression
 
 
-def test_large_pictures_are_made_small() -> None:
+def test_large_images_are_downscaled() -> None:
     wide = Samples((np.full((400, 1000, 3), 200, dtype=np.uint8),), ("cat",))
-    assert max(picture(data_url(wide, 0)).size) == SIDE
+    assert max(decode_url(encode_data_url(wide, 0)).size) == MAX_SIDE
 
 
 @pytest.fixture
 def moved(runs: Path, tmp_path: Path) -> Path:
-    """A run whose data set is elsewhere."""
+    """A run whose data set is at another path."""
     folder = Path(shutil.copytree(runs / "seed0", tmp_path / "run"))
     plan = json.loads((folder / "run.json").read_text())
     plan["config"]["dataset"] = str(tmp_path / "data")
@@ -48,23 +48,23 @@ def moved(runs: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_without_the_data_set_there_are_no_pictures(moved: Path) -> None:
-    found = thumbnails(read_run(moved, "run"), [0])
-    assert found.urls == {}
-    assert found.note == "No pictures: the data set of this run is not at hand."
+def test_missing_data_set_gives_a_note(moved: Path) -> None:
+    thumbnails = make_thumbnails(read_run(moved, "run"), [0])
+    assert thumbnails.urls == {}
+    assert thumbnails.note == "No images: the data set of this run is not available."
 
 
-def test_pictures_of_other_data_are_not_shown(moved: Path) -> None:
+def test_changed_data_set_gives_a_note(moved: Path) -> None:
     write_squares(moved.parent / "data" / "train", ["red", "blue"])
     write_squares(moved.parent / "data" / "test", ["red", "blue"], each=12)
-    assert "is not the one that this run was tested on" in thumbnails(read_run(moved, "run"), [0]).note
+    assert "is not the one that this run was tested on" in make_thumbnails(read_run(moved, "run"), [0]).note
 
 
-def test_pictures_that_were_left_out_then_are_left_out_again(runs: Path, moved: Path) -> None:
+def test_images_that_the_run_skipped_are_skipped_again(runs: Path, moved: Path) -> None:
     shutil.copytree(runs / "data", moved.parent / "data")
     (moved.parent / "data" / "test" / "blue" / "000.png").write_bytes(b"")  # sorts before the others
-    assert len(thumbnails(read_run(moved, "run"), [3]).urls) == 1
+    assert len(make_thumbnails(read_run(moved, "run"), [3]).urls) == 1
 
 
-def test_no_mistake_needs_no_data_set(moved: Path) -> None:
-    assert thumbnails(read_run(moved, "run"), []).note == ""
+def test_no_images_need_no_data_set(moved: Path) -> None:
+    assert make_thumbnails(read_run(moved, "run"), []).note == ""

@@ -1,4 +1,4 @@
-"""Reads the tables of the paper's LaTeX source, for the test that compares them with the package's data."""
+"""Parser of the tables in the paper's LaTeX source, for the test that compares them with `published.toml`."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ DATASETS = {"CIFAR-100": "cifar100", "ImageNet-R": "imagenet-r", "CUB200": "cub2
 Cells = dict[tuple[str, str], list[str]]
 
 
-def tables(source: str) -> dict[tuple[str, str, str], Cells]:
-    """(table, block, row) -> (data set, metric) -> [mean, spread] or [mean], as they are printed."""
-    found: dict[tuple[str, str, str], Cells] = {}
+def parse_tables(source: str) -> dict[tuple[str, str, str], Cells]:
+    """Return (table, block, row) -> (dataset, metric) -> [mean, standard deviation] or [mean], as printed."""
+    tables: dict[tuple[str, str, str], Cells] = {}
     for text in re.findall(r"\\begin\{tabular\}.*?\\label\{[^}]*\}", source, flags=re.DOTALL):
         name = NAMES[re.findall(r"\\label\{([^}]*)\}", text)[0]]
         body = text.partition("\n")[2].partition(r"\end{tabular}")[0]
-        found |= rows_of(name, body)
-    return found
+        tables |= _parse_rows(name, body)
+    return tables
 
 
-def rows_of(name: str, body: str) -> dict[tuple[str, str, str], Cells]:
-    found, block = {}, ""
+def _parse_rows(name: str, body: str) -> dict[tuple[str, str, str], Cells]:
+    rows, block = {}, ""
     columns: list[tuple[str, str]] = []
     for line in body.split(r"\\"):
         block = next(iter(re.findall(r"rotatebox\{90\}\{([^}]*)\}", line)), block).replace("1K", "1k")
-        cells = [plain(cell) for cell in line.split("&")]
+        cells = [_strip_markup(cell) for cell in line.split("&")]
         datasets = [DATASETS[each] for each in re.findall("|".join(DATASETS), line)]
         if datasets:
             metrics = ["ACC"] if name == "table-taskid" else ["ACC", "AF"]
             columns = [(data, metric) for data in datasets for metric in metrics]
             continue
-        figures = [re.findall(r"\d+\.\d+", cell) for cell in cells]
-        if any(figures):
-            values = [figure for figure in figures if figure]
+        numbers = [re.findall(r"\d+\.\d+", cell) for cell in cells]
+        if any(numbers):
+            values = [number for number in numbers if number]
             label = next(cell for cell in cells if re.search("[A-Za-z]", cell) and cell not in (block, ""))
-            found[name, block, renamed(label)] = dict(zip(columns, values, strict=True))
-    return found
+            rows[name, block, _rename(label)] = dict(zip(columns, values, strict=True))
+    return rows
 
 
-def plain(cell: str) -> str:
-    """A cell without what only changes its looks."""
+def _strip_markup(cell: str) -> str:
+    """Return the text of a cell."""
     cell = re.sub(r"\\(hline|rowcolor\{[^}]*\}|cellcolor\{[^}]*\}|multirow\{[^}]*\}\{\*\})|\\cline\{[^}]*\}", "", cell)
     cell = re.sub(r"\\rotatebox\{90\}\{[^}]*\}|\\textcolor\{[a-z]*\}|\\textbf", "", cell)
     cell = re.sub(r"\$?\\mathcal\{L\}_\{?(\w+)\}?\$?", r"L_\1", cell)
     return " ".join(re.sub(r"[{}$]|\\pm", " ", cell).split())
 
 
-def renamed(label: str) -> str:
+def _rename(label: str) -> str:
     label = label.replace("Ours", "CAPrompt").replace("w/o", "without")
     return re.sub(r"\s*\+\s*", " + ", label).strip()

@@ -6,11 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from caprompt.cli.tables import as_terminal
+from caprompt.cli.tables import make_result_table
 from caprompt.metrics import MeanStd
-from caprompt.reproduce.tables import Column, Line, ResultTable, as_csv, as_latex, as_markdown
+from caprompt.reproduce.tables import Column, Line, ResultTable, to_csv, to_latex, to_markdown
 
-SHEET = ResultTable(
+TABLE = ResultTable(
     "A & B",
     ("method",),
     (Column("digits", "ACC"), Column("CUB200", "ACC", 1)),
@@ -23,16 +23,16 @@ SHEET = ResultTable(
 
 
 def test_markdown_has_a_line_for_each_source() -> None:
-    assert as_markdown(SHEET).splitlines() == [
-        "| method | figures | protocol | digits ACC | CUB200 ACC |",
+    assert to_markdown(TABLE).splitlines() == [
+        "| method | source | protocol | digits ACC | CUB200 ACC |",
         "| --- | --- | --- | --: | --: |",
         "| one_/ | published | leaks | - | 70.2 |",
         "| one_/ | ours | honest | 50.12 ± 1.50 | data not at hand |",
     ]
 
 
-def test_csv_is_unrounded_and_says_why_there_is_none() -> None:
-    rows = list(csv.DictReader(io.StringIO(as_csv(SHEET))))
+def test_csv_is_unrounded_and_gives_the_reason_for_missing_values() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
     assert [(row["figures"], row["data set"], row["mean"], row["seeds"], row["why none"]) for row in rows] == [
         ("published", "CUB200", "70.25", "3", ""),
         ("ours", "digits", "50.123", "2", ""),
@@ -42,7 +42,7 @@ def test_csv_is_unrounded_and_says_why_there_is_none() -> None:
 
 
 def test_latex_is_escaped() -> None:
-    text = as_latex(SHEET)
+    text = to_latex(TABLE)
     assert r"one\_| & ours & honest & 50.12 $\pm$ 1.50 & data not at hand \\" in text
     assert r"\caption{A \& B. a note.}" in text
     assert text.count(r"\begin") == text.count(r"\end") == 2
@@ -50,13 +50,13 @@ def test_latex_is_escaped() -> None:
 
 def test_terminal_shows_everything() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(as_terminal(SHEET))
+    console.print(make_result_table(TABLE))
     shown = console.export_text()
     for words in ("A & B", "published", "50.12 ± 1.50", "data not at hand"):
         assert words in shown
 
 
-def test_a_line_with_a_figure_too_few_is_refused() -> None:
-    short = ResultTable("t", ("m",), SHEET.columns, (Line(("x",), "ours", "honest", (MeanStd(1.0),)),))
+def test_a_line_with_too_few_entries_is_refused() -> None:
+    short = ResultTable("t", ("m",), TABLE.columns, (Line(("x",), "ours", "honest", (MeanStd(1.0),)),))
     with pytest.raises(ValueError):
-        as_markdown(short)
+        to_markdown(short)

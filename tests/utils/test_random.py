@@ -11,12 +11,12 @@ def test_every_name_has_its_own_stream() -> None:
     assert len(draws) == len(names)
 
 
-def test_the_same_name_gives_the_same_numbers_on_every_machine() -> None:
+def test_streams_are_the_same_on_every_machine() -> None:
     assert derive_seed(0, "task", 1) == 4757332655181960182
     assert torch.equal(torch.randn(5, generator=make_generator(3, "x")), torch.randn(5, generator=make_generator(3, "x")))
 
 
-def test_global_chance_is_left_alone() -> None:
+def test_global_generator_is_not_used() -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     torch.randn(5, generator=make_generator(0, "x"))

@@ -1,31 +1,31 @@
-"""Checkpoints come often where they are cheap, and seldom where they are not."""
+"""Cheap actions run on every request, expensive ones no more than their share of the time."""
 
 from __future__ import annotations
 
 from caprompt.utils.throttle import Throttle
 
 
-def acted(cost: float, asked_every: float, share: float, times: int) -> list[bool]:
-    """What comes of being asked at even intervals, on a clock that only acting and waiting move."""
+def simulate(cost: float, interval: float, share: float, requests: int) -> list[bool]:
+    """Return whether each of several requests at equal intervals ran, on a simulated clock."""
     now = 0.0
 
-    def act() -> None:
+    def action() -> None:
         nonlocal now
         now += cost
 
-    pace, found = Throttle(share, clock=lambda: now), []
-    for _ in range(times):
-        found.append(pace(act))
-        now += asked_every
-    return found
+    throttle, ran = Throttle(share, clock=lambda: now), []
+    for _ in range(requests):
+        ran.append(throttle(action))
+        now += interval
+    return ran
 
 
-def test_what_costs_little_is_done_each_time() -> None:
-    assert all(acted(cost=0.01, asked_every=1.0, share=0.05, times=50))
+def test_cheap_action_runs_on_every_request() -> None:
+    assert all(simulate(cost=0.01, interval=1.0, share=0.05, requests=50))
 
 
-def test_what_costs_much_takes_no_more_than_its_share() -> None:
-    found = acted(cost=1.0, asked_every=1.0, share=0.05, times=210)
-    assert found[0]
-    assert sum(found) == 11  # of 221 seconds in all
-    assert found.index(True, 1) == 20
+def test_expensive_action_takes_no_more_than_its_share() -> None:
+    ran = simulate(cost=1.0, interval=1.0, share=0.05, requests=210)
+    assert ran[0]
+    assert sum(ran) == 11  # of 221 seconds in total
+    assert ran.index(True, 1) == 20

@@ -1,9 +1,10 @@
-"""Self-attention of a ViT block, which may be given further keys and values per image.
+"""Self-attention of a ViT block, with optional prefix rows: further keys and values per image.
 
-Where nothing is kept for a gradient, a GPU has better to do than to copy all keys and values behind a few rows: the product leaves
-room for these rows, at the price of a few rows more, and they are written into it (`attend_beside`).
+Without gradients, a GPU need not concatenate a few prefix rows with all keys and values: the input
+of the projection is padded by as many rows, and the prefix is written into the projected padding
+(`attend_with_prefix`).
 
-Shapes: B images, N tokens, n rows of a prefix, D width, H heads of d = D / H.
+Shapes: B images, N tokens, n prefix rows, D width, H heads of d = D / H.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from caprompt.backbones.layers import linear
 
-__all__ = ["Attention", "attend_beside"]
+__all__ = ["Attention", "attend_with_prefix"]
 
 
 @torch.library.custom_op(
@@ -22,39 +23,40 @@ __all__ = ["Attention", "attend_beside"]
     mutates_args=("projected",),
     schema="(Tensor(a0!) projected, Tensor keys, Tensor values, SymInt heads, Tensor? query=None) -> Tensor",
 )
-def attend_beside(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
-    """Attention over keys and values behind a prefix, (B, n, D) each, which is written into the room left for it: (B, N, D).
+def attend_with_prefix(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
+    """Write prefix keys and values, (B, n, D), into padding and attend: -> (B, N, D).
 
-    `projected` are queries, keys and values, (B, n + N, 3 D), the first n rows being room; or the latter two, beside a `query`.
-    One operator for compilers as well, which would copy all that they see changed in part.
+    `projected` holds queries, keys and values, (B, n + N, 3 D), whose first n rows are padding; or
+    only keys and values, (B, n + N, 2 D), if `query` is passed. A custom operator, since
+    torch.compile would copy a tensor that it sees partly overwritten.
     """
-    room, width = keys.shape[1:]
+    padding, width = keys.shape[1:]
     key, value = projected[..., -2 * width :].chunk(2, dim=2)
-    key[:, :room], value[:, :room] = keys, values
-    return attend(projected[:, room:, :width] if query is None else query, key, value, heads).contiguous()
+    key[:, :padding], value[:, :padding] = keys, values
+    return _attend(projected[:, padding:, :width] if query is None else query, key, value, heads).contiguous()
 
 
-@attend_beside.register_fake
+@attend_with_prefix.register_fake
 def _(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
     images, rows, _ = projected.shape
-    room, width = keys.shape[1:]
-    return projected.new_empty(images, rows - room if query is None else query.shape[1], width)
+    padding, width = keys.shape[1:]
+    return projected.new_empty(images, rows - padding if query is None else query.shape[1], width)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """Heads side by side: (B, N, D) each -> (B, N, D)."""
-    mixed = F.scaled_dot_product_attention(split(query, heads), split(key, heads), split(value, heads))
-    return mixed.transpose(1, 2).flatten(2)  # (B, H, N, d) -> (B, N, D)
+def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """Compute multi-head attention: (B, N, D) each -> (B, N, D)."""
+    query, key, value = (_split_heads(x, heads) for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)  # (B, H, N, d) -> (B, N, D)
 
 
-def split(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, n, D) -> (B, H, n, d)."""
-    parts: Tensor = x.unflatten(2, (heads, -1))
-    return parts.transpose(1, 2)
+    split: Tensor = x.unflatten(2, (heads, -1))
+    return split.transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """Queries, keys and values by one product, heads side by side, and a product behind them; timm's names."""
+    """Multi-head self-attention with timm's parameter names."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -66,59 +68,66 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         prefix: tuple[Tensor, Tensor] | None = None,
-        change: Tensor | None = None,
-        at: int | None = None,
-        known: Tensor | None = None,
+        delta: Tensor | None = None,
+        index: int | None = None,
+        qkv: Tensor | None = None,
     ) -> Tensor:
-        """Normed tokens (B, N, D) -> (B, N, D), or (B, 1, D) for the token `at` alone.
+        """Attend over normalized tokens: (B, N, D) -> (B, N, D), or (B, 1, D) with an `index`.
 
-        `prefix` are keys and values in front, (B, n, D) each; `change` is added to queries, keys and values, (B, N, 3 D); `known`
-        are these, where they have been computed before.
+        With an `index` only that token is computed.
+
+        `prefix` are keys and values in front of the block's own, (B, n, D) each; `delta` is added
+        to queries, keys and values, (B, N, 3 D); `qkv` are the queries, keys and values, (B, N, 3
+        D), if they have been computed before.
         """
-        if prefix is not None and change is None and known is None and not torch.is_grad_enabled() and x.is_cuda:
-            mixed = self.mixed_beside(x, prefix, at)
+        if prefix is not None and delta is None and qkv is None and not torch.is_grad_enabled() and x.is_cuda:
+            attended = self.attend_in_padding(x, prefix, index)
         else:
-            query, key, value = self.changed(*self.project(x, at, known), change, at)
+            query, key, value = self._add_delta(*self._project(x, index, qkv), delta, index)
             if prefix is not None:
-                # A gradient needs the queries, but not the keys and values beside them once a prefix is put in front of those.
+                # Backward needs the queries, but not the keys and values that were projected
+                # together with them: those are saved with the prefix in front. A copy of the
+                # queries lets the projection be freed.
                 query = query.contiguous() if x.is_cuda and torch.is_grad_enabled() else query
                 key, value = (torch.cat([rows.to(x.dtype), own], dim=1) for rows, own in zip(prefix, (key, value), strict=True))
-            mixed = attend(query, key, value, self.heads)
-        return linear(self.proj, mixed)
+            attended = _attend(query, key, value, self.heads)
+        return linear(self.proj, attended)
 
-    def project(self, x: Tensor, at: int | None, known: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, N or 1, D), keys and values (B, N, D)."""
-        if at is not None and known is None:
-            query, both = self.project_apart(x[:, at].unsqueeze(1), x)
-            key, value = both.chunk(2, dim=2)
+    def attend_in_padding(self, x: Tensor, prefix: tuple[Tensor, Tensor], index: int | None) -> Tensor:
+        """Attend with a prefix written into padding: (B, N or 1, D)."""
+        keys, values = (rows.to(x.dtype) for rows in prefix)
+        padded = pad_front(x, keys.shape[1])
+        query, projected = (None, self.qkv(padded)) if index is None else self._project_separately(x[:, index].unsqueeze(1), padded)
+        attended: Tensor = attend_with_prefix(projected, keys, values, self.heads, query)
+        return attended
+
+    def _project(self, x: Tensor, index: int | None, qkv: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, N or 1, D), keys and values (B, N, D)."""
+        if index is not None and qkv is None:
+            query, key_value = self._project_separately(x[:, index].unsqueeze(1), x)
+            key, value = key_value.chunk(2, dim=2)
         else:
-            query, key, value = (self.qkv(x) if known is None else known).chunk(3, dim=2)
-            query = query if at is None else query[:, at].unsqueeze(1)
+            query, key, value = (self.qkv(x) if qkv is None else qkv).chunk(3, dim=2)
+            query = query if index is None else query[:, index].unsqueeze(1)
         return query, key, value
 
-    def project_apart(self, asking: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of some tokens, (B, M, D), and keys and values, side by side, of others: (B, N, 2 D)."""
-        width, weight, bias = asking.shape[2], self.qkv.weight, self.qkv.bias
-        return F.linear(asking, weight[:width], bias[:width]), F.linear(asked, weight[width:], bias[width:])
+    def _project_separately(self, query_tokens: Tensor, key_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries (B, M, D), and concatenated keys and values (B, N, 2 D)."""
+        width, weight, bias = query_tokens.shape[2], self.qkv.weight, self.qkv.bias
+        return F.linear(query_tokens, weight[:width], bias[:width]), F.linear(key_tokens, weight[width:], bias[width:])
 
-    def mixed_beside(self, x: Tensor, prefix: tuple[Tensor, Tensor], at: int | None) -> Tensor:
-        """Values mixed by attention, with a prefix that the product of keys and values leaves room for: (B, N or 1, D)."""
-        keys, values = (rows.to(x.dtype) for rows in prefix)
-        padded = behind_room(x, keys.shape[1])
-        query, projected = (None, self.qkv(padded)) if at is None else self.project_apart(x[:, at].unsqueeze(1), padded)
-        mixed: Tensor = attend_beside(projected, keys, values, self.heads, query)
-        return mixed
-
-    def changed(self, query: Tensor, key: Tensor, value: Tensor, change: Tensor | None, at: int | None) -> tuple[Tensor, ...]:
-        """Each with its part of the change."""
-        if change is None:
+    def _add_delta(
+        self, query: Tensor, key: Tensor, value: Tensor, delta: Tensor | None, index: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add to queries, keys and values their part of the delta."""
+        if delta is None:
             return query, key, value
-        to_query, to_key, to_value = change.to(key.dtype).chunk(3, dim=2)
-        return query + (to_query if at is None else to_query[:, at].unsqueeze(1)), key + to_key, value + to_value
+        to_query, to_key, to_value = delta.to(key.dtype).chunk(3, dim=2)
+        return query + (to_query if index is None else to_query[:, index].unsqueeze(1)), key + to_key, value + to_value
 
 
-def behind_room(x: Tensor, rows: int) -> Tensor:
-    """(B, N, D) -> (B, rows + N, D), the first rows being zeros."""
-    if torch.compiler.is_compiling():  # what x is computed by can then write into its place at once
+def pad_front(x: Tensor, rows: int) -> Tensor:
+    """Put rows of zeros in front: (B, N, D) -> (B, rows + N, D)."""
+    if torch.compiler.is_compiling():  # the kernel that computes x can then write directly into the concatenation
         return torch.cat([x.new_zeros(x.shape[0], rows, x.shape[2]), x], dim=1)
     return F.pad(x, (0, 0, rows, 0))

@@ -1,10 +1,12 @@
-"""Checkpoints of plain ViTs as others write them -> timm's parameter names, and what the layout tells of the network.
+"""Conversion of ViT checkpoints in the layouts of other libraries to timm's parameter names.
 
     converted = convert_to_timm(torch.load("dino_checkpoint.pth", weights_only=True))
-    converted.weights["blocks.0.attn.qkv.weight"], converted.facts      # facts: heads, norm_eps, quick_gelu, mean, std
+    converted.weights["blocks.0.attn.qkv.weight"]
+    converted.facts     # what the layout implies: heads, norm_eps, quick_gelu, mean, std
 
-Each layout is a table of renamings, `LAYOUTS`, found by a name that only it has. Heads, projections, decoders and text
-towers are left out by `DROPPED`; every other tensor keeps its place and must fit the ViT strictly.
+`LAYOUTS` lists the known layouts: each is a table of renamings, and is recognized by a name that no
+other layout has. Heads, projections, decoders and text towers are dropped (`DROPPED`); every other
+tensor must fit the ViT strictly.
 """
 
 from __future__ import annotations
@@ -18,34 +20,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF
+from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF_MEAN, HALF_STD
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError
 
-__all__ = ["Converted", "convert_to_timm", "infer_config"]
+__all__ = ["ConvertedCheckpoint", "convert_to_timm", "infer_config"]
 
 CLIP_FACTS = {"norm_eps": 1e-5, "quick_gelu": True, "mean": CLIP_MEAN, "std": CLIP_STD}
 
 Weights = dict[str, Tensor]
-Renamings = tuple[tuple[str, str], ...]  # (pattern of the whole name, what timm calls it)
+Converter = Callable[[Weights], tuple[Weights, dict[str, Any]]]  # tensors -> tensors, facts
+Renamings = tuple[tuple[str, str], ...]  # (pattern of the whole name, timm's name)
 
 
 @dataclass(frozen=True)
-class Converted:
-    """Weights in timm's names, and what the layout they came in says of the network beyond their shapes."""
+class ConvertedCheckpoint:
+    """Weights under timm's names, and what their layout implies beyond their shapes."""
 
     layout: str
     weights: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
-REFUSED = {
-    r"rope|freqs": "its attention uses rotary positions (RoPE), which are not reproduced here",
-    r"rel_pos|relative_position": "its attention uses a relative position bias, which is not reproduced here",
+UNSUPPORTED = {
+    r"rope|freqs": "its attention uses rotary positions (RoPE), which are not supported",
+    r"rel_pos|relative_position": "its attention uses a relative position bias, which is not supported",
     r"(^|\.)dist(illation)?_token$": "it has a distillation token, which a plain ViT does not have",
 }
 
-# Of several networks in one checkpoint the one its authors evaluate: DINO's and iBOT's teacher, MoCo v3's base encoder.
+# Of several networks in a checkpoint, the one that its authors evaluate: DINO's and iBOT's teacher,
+# MoCo v3's base encoder.
 WRAPPERS = ("teacher", "state_dict", "model", "model_state_dict", "student")
 PREFIXES = (
     "module.",
@@ -62,7 +66,7 @@ PREFIXES = (
 
 DROPPED = re.compile(
     r"(head|heads|head_dist|fc_head|pre_logits|classifier|cls_classifier|distillation_classifier|decoder|predictor|pooler)[./].*"
-    r"|decoder_.*|mask_token|masked_embed|embeddings\.mask_token"  # masked image modelling: MAE, iBOT, DINOv2
+    r"|decoder_.*|mask_token|masked_embed|embeddings\.mask_token"  # masked image modeling: MAE, iBOT, DINOv2
     r"|(text_model|visual_projection|text_projection|transformer|token_embedding|ln_final)\..*"  # CLIP's text tower and projections
     r"|visual\.proj|logit_scale|logit_bias|positional_embedding|attn_mask|text_projection"
     r"|input_resolution|context_length|vocab_size|(.*\.)?position_ids"
@@ -95,7 +99,7 @@ HF_CLIP: Renamings = (
     (r"vision_model\.embeddings\.class_embedding", "cls_token"),
     (r"vision_model\.embeddings\.position_embedding\.weight", "pos_embed"),
     (r"vision_model\.embeddings\.patch_embedding\.(.*)", r"patch_embed.proj.\1"),
-    (r"vision_model\.pre_layrnorm\.(.*)", r"norm_pre.\1"),  # their spelling
+    (r"vision_model\.pre_layrnorm\.(.*)", r"norm_pre.\1"),  # sic
     (r"vision_model\.post_layernorm\.(.*)", r"norm.\1"),
     (CLIP_BLOCK + r"layer_norm(\d)\.(.*)", r"blocks.\1.norm\2.\3"),
     (CLIP_BLOCK + r"self_attn\.q_proj\.(.*)", r"blocks.\1.attn.query.\2"),
@@ -132,18 +136,21 @@ GOOGLE: Renamings = (
 )
 
 
-def google_tensors(weights: Weights) -> tuple[Weights, dict[str, Any]]:
-    """JAX's axes -> torch's: HWIO pictures, (in, out) matrices, heads as an axis of their own, which tells their number.
+def _convert_google(weights: Weights) -> tuple[Weights, dict[str, Any]]:
+    """Convert JAX's axes to torch's.
 
-    JAX computes GELU by its tanh approximation; timm, and everyone who reports on these weights with it, exactly. So do we.
+    Kernels are HWIO, matrices (in, out), and heads a separate axis, which gives their number.
+
+    JAX uses the tanh approximation of GELU. timm computes it exactly, and so do we, since published
+    results for these weights in PyTorch come from timm.
     """
     out: Weights = {}
-    facts: dict[str, Any] = {"mean": HALF, "std": HALF}
+    facts: dict[str, Any] = {"mean": HALF_MEAN, "std": HALF_STD}
     for name, value in weights.items():
         stem, _, kind = name.rpartition(".")
         if stem.endswith(("attn.query", "attn.key", "attn.value")):
             if value.ndim < 2:
-                raise InputError(f"'{name}' of this npz is {tuple(value.shape)}; heads should be an axis of their own")
+                raise InputError(f"'{name}' of this npz is {tuple(value.shape)}; heads must be a separate axis")
             facts["heads"] = value.shape[-2]
             value = value.flatten(-2)  # (D, H, d) -> (D, D); (H, d) -> (D,)
         if kind == "kernel":
@@ -153,103 +160,115 @@ def google_tensors(weights: Weights) -> tuple[Weights, dict[str, Any]]:
     return out, facts
 
 
-def plain_facts(facts: Mapping[str, Any]) -> Callable[[Weights], tuple[Weights, dict[str, Any]]]:
-    """For layouts that differ by their names alone."""
+def _only_facts(facts: Mapping[str, Any]) -> Converter:
+    """Return the converter of a layout that differs from timm's in its names alone."""
     return lambda weights: (weights, dict(facts))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one kind of checkpoint is known, renamed and turned."""
+    """One kind of checkpoint: its marker, and how its tensors are renamed and converted."""
 
     name: str
-    known_by: str  # a pattern that some name matches from its beginning
+    marker: str  # a pattern that the beginning of some name matches
     renamings: Renamings
-    turn: Callable[[Weights], tuple[Weights, dict[str, Any]]]
+    convert: Converter  # of the renamed tensors
 
 
-# Hugging Face's ViT has its own eps and, as its image processor does, a mean and deviation of one half.
+# Hugging Face's ViT has its own eps; its image processor normalizes with a mean and standard
+# deviation of 0.5.
 LAYOUTS = (
-    Layout("Google npz", "Transformer/encoderblock_", GOOGLE, google_tensors),
-    Layout("Hugging Face CLIP", "vision_model\\.", HF_CLIP, plain_facts(CLIP_FACTS)),
-    Layout("OpenAI CLIP", "visual\\.", OPENAI_CLIP, plain_facts(CLIP_FACTS)),
-    Layout("Hugging Face DINOv2", BLOCK + "layer_scale", HF_DINOV2, plain_facts({})),
-    Layout("Hugging Face ViT", BLOCK, HF_VIT, plain_facts({"norm_eps": 1e-12, "mean": HALF, "std": HALF})),
-    Layout("timm", "", (), plain_facts({})),
+    Layout("Google npz", "Transformer/encoderblock_", GOOGLE, _convert_google),
+    Layout("Hugging Face CLIP", "vision_model\\.", HF_CLIP, _only_facts(CLIP_FACTS)),
+    Layout("OpenAI CLIP", "visual\\.", OPENAI_CLIP, _only_facts(CLIP_FACTS)),
+    Layout("Hugging Face DINOv2", BLOCK + "layer_scale", HF_DINOV2, _only_facts({})),
+    Layout("Hugging Face ViT", BLOCK, HF_VIT, _only_facts({"norm_eps": 1e-12, "mean": HALF_MEAN, "std": HALF_STD})),
+    Layout("timm", "", (), _only_facts({})),
 )
 
 
-def convert_to_timm(checkpoint: Mapping[str, Any]) -> Converted:
-    """A checkpoint in any known layout, in timm's names; what is not a plain ViT's is refused or kept for the strict check."""
-    weights, moco = unwrapped(checkpoint)
-    for pattern, reason in REFUSED.items():
-        if found := next((name for name in weights if re.search(pattern, name)), None):
-            raise InputError(f"{reason} ('{found}')")
-    layout = next(each for each in LAYOUTS if any(re.match(each.known_by, name) for name in [*weights, ""]))
-    kept = {name: value for name, value in weights.items() if not DROPPED.fullmatch(name)}
-    turned, facts = layout.turn({renamed(name, layout.renamings): value for name, value in kept.items()})
-    turned = registers_without_position(join_qkv(turned))
+def convert_to_timm(checkpoint: Mapping[str, Any]) -> ConvertedCheckpoint:
+    """Convert a checkpoint in any known layout to timm's names.
+
+    Tensors of unsupported architectures raise an error; other unknown tensors are kept for the
+    strict check of the ViT.
+    """
+    weights, is_moco = _unwrap(checkpoint)
+    for pattern, reason in UNSUPPORTED.items():
+        if unsupported := next((name for name in weights if re.search(pattern, name)), None):
+            raise InputError(f"{reason} ('{unsupported}')")
+    layout = next(layout for layout in LAYOUTS if any(re.match(layout.marker, name) for name in [*weights, ""]))
+    weights = {_rename(name, layout.renamings): value for name, value in weights.items() if not DROPPED.fullmatch(name)}
+    weights, facts = layout.convert(weights)
+    weights = _merge_class_position(_join_qkv(weights))
     for name in ("cls_token", "pos_embed"):
-        if name in turned and turned[name].ndim < 3:  # CLIP's (D,) and (N, D)
-            turned[name] = turned[name].reshape(1, -1, turned[name].shape[-1])
-    if "norm_pre.weight" in turned:
+        if name in weights and weights[name].ndim < 3:  # CLIP's (D,) and (N, D)
+            weights[name] = weights[name].reshape(1, -1, weights[name].shape[-1])
+    if "norm_pre.weight" in weights:
         facts.setdefault("norm_eps", 1e-5)
-    if moco and turned.get("cls_token", torch.empty(0)).shape[-1] == 384:
-        facts["heads"] = 12  # MoCo v3's ViT-S alone has heads of 32
-    plain = {name: value.float().contiguous() for name, value in turned.items()}
-    return Converted("MoCo v3" if moco else layout.name, plain, facts)
+    if is_moco and weights.get("cls_token", torch.empty(0)).shape[-1] == 384:
+        facts["heads"] = 12  # only MoCo v3's ViT-S has heads of 32 channels
+    weights = {name: value.float().contiguous() for name, value in weights.items()}
+    return ConvertedCheckpoint("MoCo v3" if is_moco else layout.name, weights, facts)
 
 
-def unwrapped(checkpoint: Mapping[str, Any]) -> tuple[Weights, bool]:
-    """The tensors inside a training checkpoint, without the prefixes of what wrapped the network; and is it MoCo v3's?"""
+def _unwrap(checkpoint: Mapping[str, Any]) -> tuple[Weights, bool]:
+    """Return the tensors of a network in a training checkpoint, and whether it is MoCo v3's.
+
+    Prefixes of what wraps the network are removed from the names.
+    """
     while (wrapped := next((checkpoint[key] for key in WRAPPERS if isinstance(checkpoint.get(key), Mapping)), None)) is not None:
         checkpoint = wrapped
     weights = {str(name): value for name, value in checkpoint.items() if isinstance(value, Tensor)}
-    moco = False
+    is_moco = False
     while True:
-        # Of MoCo's encoders and heads, and of a backbone beside its projection head, one part goes on.
-        prefix = next((p for p in PREFIXES if any(n.startswith(p) for n in weights) and not is_network(weights)), None)
+        # Keep one network: of MoCo's two encoders and predictor, or of a backbone and its
+        # projection head.
+        prefix = next((p for p in PREFIXES if any(n.startswith(p) for n in weights) and not _is_network(weights)), None)
         if prefix is None:
-            return {name.removeprefix("opt/target/"): value for name, value in weights.items()}, moco
-        moco |= prefix in ("base_encoder.", "momentum_encoder.")
+            return {name.removeprefix("opt/target/"): value for name, value in weights.items()}, is_moco
+        is_moco |= prefix in ("base_encoder.", "momentum_encoder.")
         weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
-def is_network(weights: Mapping[str, Tensor]) -> bool:
-    """Do these names begin where a network's own names begin?"""
-    begins = ("cls_token", "patch_embed.", "embeddings.", "vision_model.", "visual.", "cls")
-    return any(name == start or (start[-1] == "." and name.startswith(start)) for name in weights for start in begins)
+def _is_network(weights: Mapping[str, Tensor]) -> bool:
+    """Return whether names begin as in a known layout, so that no prefix is left to remove."""
+    starts = ("cls_token", "patch_embed.", "embeddings.", "vision_model.", "visual.", "cls")
+    return any(name == start or (start[-1] == "." and name.startswith(start)) for name in weights for start in starts)
 
 
-def renamed(name: str, renamings: Renamings) -> str:
-    """What timm calls it; a name that no renaming knows stays and is met by the strict check."""
+def _rename(name: str, renamings: Renamings) -> str:
+    """Return timm's name.
+
+    A name that no renaming matches stays the same, for the strict check to report.
+    """
     for pattern, replacement in renamings:
         if match := re.fullmatch(pattern, name):
             return match.expand(replacement)
     return name
 
 
-def join_qkv(weights: Weights) -> Weights:
-    """Queries, keys and values that come apart, as timm's one matrix."""
+def _join_qkv(weights: Weights) -> Weights:
+    """Concatenate separate query, key and value tensors to timm's one `qkv`."""
     out = {}
     for name, value in weights.items():
         if ".attn.query." in name:
             parts = [weights.get(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
-            lacking = next((part for part, tensor in zip(("query", "key", "value"), parts, strict=True) if tensor is None), None)
-            if lacking is not None:
-                raise InputError(f"it lacks '{name.replace('.query.', f'.{lacking}.')}'")
-            given = [tensor for tensor in parts if tensor is not None]
-            if len({tensor.shape for tensor in given}) > 1:
-                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+            missing = next((part for part, tensor in zip(("query", "key", "value"), parts, strict=True) if tensor is None), None)
+            if missing is not None:
+                raise InputError(f"it lacks '{name.replace('.query.', f'.{missing}.')}'")
+            tensors = [tensor for tensor in parts if tensor is not None]
+            if len({tensor.shape for tensor in tensors}) > 1:
+                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
                 raise InputError(f"'{name}' and its key and value differ in shape: {shapes}")
-            out[name.replace(".query.", ".qkv.")] = torch.cat(given)
+            out[name.replace(".query.", ".qkv.")] = torch.cat(tensors)
         elif ".attn.key." not in name and ".attn.value." not in name:
             out[name] = value
     return out
 
 
-def registers_without_position(weights: Weights) -> Weights:
-    """DINOv2's own register checkpoints: as timm does, the class token takes its position in, and the rest are the patches'."""
+def _merge_class_position(weights: Weights) -> Weights:
+    """Add the class token's position to the token if there are DINOv2 registers, as timm does."""
     if "register_tokens" not in weights or not {"cls_token", "pos_embed"} <= weights.keys():
         return weights
     out = {name: value for name, value in weights.items() if name != "register_tokens"}
@@ -260,10 +279,14 @@ def registers_without_position(weights: Weights) -> Weights:
 
 
 def infer_config(weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> ViTConfig:
-    """The architecture that a state dict has; timm's plain ViTs all have heads of 64."""
+    """Infer the architecture from a state dict.
+
+    Without `facts["heads"]`, heads of 64 channels as in all of timm's plain ViTs.
+    """
     width, _, patch, _ = weights["patch_embed.proj.weight"].shape
     positions = weights["pos_embed"].shape[1]
-    # Only without a row for the class token is their number a square; one position is the class token's and no patch.
+    # The number of positions is a square only if the class token has none; a single position is the
+    # class token's.
     class_position = positions < 2 or math.isqrt(positions) ** 2 != positions
     heads = int(facts.get("heads", width // 64))
     if patch < 1:

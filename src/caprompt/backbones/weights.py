@@ -1,14 +1,15 @@
-"""Backbones by name or path: a checked weights file, its tensors in timm's naming, and how its images are prepared.
+"""Loading of backbones by name or path, as weights under timm's names with their normalization.
 
-    backbone = load_backbone("vit_mini_patch8_64.tin200_distilled")      # shipped in the package
-    backbone = load_backbone("vit_base_patch16_224.orig_in21k")          # on this machine or the hub: `model_names.py`
-    backbone = load_backbone("weights/dino_vitbase16_pretrain.pth")      # any layout that `layouts.py` knows
-    vit = backbone.build()                                               # frozen, in eval mode
+    backbone = load_backbone("vit_mini_patch8_64.tin200_distilled")   # part of the package
+    backbone = load_backbone("vit_base_patch16_224.orig_in21k")       # local or from the hub
+    backbone = load_backbone("weights/dino_vitbase16_pretrain.pth")   # in any known layout
+    vit = backbone.build()                                            # frozen, in eval mode
 
-The architecture of a file given by path is read off the tensors' shapes. What shapes cannot tell (number of heads, norm
-eps, mean and standard deviation of the images) comes from our own safetensors metadata, else from the model's name, else
-from a Hugging Face config beside the file, else from the conventions of the layout and timm's. Files are read as tensors
-(`.safetensors`, `.npz`, torch's `.pth`, `.pt`, `.bin`, `.pth.tar`); nothing that a file says is ever run.
+The architecture of a file passed by path is inferred from the shapes of its tensors. What shapes do
+not determine (number of heads, norm eps, mean and std of the images) comes from our own safetensors
+metadata, else from the model's name, else from a Hugging Face config next to the file, else from
+the conventions of the layout and of timm. Files (`.safetensors`, `.npz`, torch's `.pth`, `.pt`,
+`.bin`, `.pth.tar`) are read as tensors; code in a file is never run.
 """
 
 from __future__ import annotations
@@ -31,15 +32,13 @@ from torch import Tensor
 
 from caprompt.backbones.constants import IMAGENET_MEAN, IMAGENET_STD
 from caprompt.backbones.converters import convert_to_timm, infer_config
-from caprompt.backbones.registry import MODELS, SUFFIXES, find_file, find_local_file, model_of_file
+from caprompt.backbones.registry import MODELS, SUFFIXES, find_file, find_local_file, identify_model
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.errors import InputError, UnknownNameError
-from caprompt.utils.files import first_line, read_json, sha256_of
+from caprompt.errors import InputError, UnknownNameError, first_line
+from caprompt.utils.files import read_json, sha256_of
 
 __all__ = [
     "DEFAULT_BACKBONE",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
     "Backbone",
     "count_parameters",
     "list_backbones",
@@ -49,9 +48,9 @@ __all__ = [
 ]
 
 DEFAULT_BACKBONE = "vit_mini_patch8_64.tin200_distilled"
-PACKAGED = Path(__file__).parent
-# What the readers raise on damaged files.
-DAMAGED = (
+PACKAGE_DIRECTORY = Path(__file__).parent
+# What the readers raise for damaged files.
+READ_ERRORS = (
     SafetensorError,
     OSError,
     ValueError,
@@ -67,7 +66,7 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class Backbone:
-    """Weights with everything needed to use them as they were trained."""
+    """Pre-trained weights with their architecture and normalization."""
 
     name: str
     path: Path
@@ -78,18 +77,18 @@ class Backbone:
     weights: Mapping[str, Tensor] = field(repr=False)
 
     def build(self, dtype: torch.dtype = torch.float32) -> ViT:
-        """The network, filled, frozen and in eval mode."""
+        """Return the network with its weights, frozen and in eval mode."""
         vit = ViT(self.config).to(dtype)
         vit.load_weights(self.weights)
         return vit.requires_grad_(False).eval()
 
     @property
-    def parameters(self) -> int:
-        """How many numbers the network holds."""
+    def num_parameters(self) -> int:
+        """The number of parameters of the network."""
         return sum(tensor.numel() for tensor in self.weights.values())
 
-    def described(self) -> dict[str, Any]:
-        """What a run keeps of it."""
+    def describe(self) -> dict[str, Any]:
+        """Return what a run records of its backbone."""
         return {
             "name": self.name,
             "sha256": self.sha256,
@@ -101,133 +100,139 @@ class Backbone:
 
 
 def list_packaged() -> dict[str, Path]:
-    """The backbones shipped in the package, by name."""
-    return {path.name.removesuffix(".safetensors"): path for path in sorted(PACKAGED.glob("*.safetensors"))}
+    """Return the weights files that are part of the package, by name."""
+    return {path.name.removesuffix(".safetensors"): path for path in sorted(PACKAGE_DIRECTORY.glob("*.safetensors"))}
 
 
 def list_backbones() -> list[tuple[str, ViTConfig, str]]:
-    """(name, shape, whether it is present) of every backbone that has a name."""
+    """Return (name, architecture, availability) of every backbone that has a name."""
     packaged = [(name, read_backbone_file(path, name).config, "in package") for name, path in list_packaged().items()]
     absent = {model.name: "no: hub" if model.repo else "no: by hand" for model in MODELS.values()}
     return packaged + [(name, model.config, "yes" if find_local_file(model) else absent[name]) for name, model in MODELS.items()]
 
 
 def load_backbone(name_or_path: str | Path) -> Backbone:
-    """Read a backbone by its name, fetching it if need be, or from a weights file."""
+    """Load a backbone by name, downloading it if necessary, or from a weights file."""
     name, packaged = str(name_or_path), list_packaged()
     if name in packaged:
         return read_backbone_file(packaged[name], name=name)
     path = Path(name_or_path)
     if path.is_file():
-        model = model_of_file(path)
+        model = identify_model(path)
         return read_backbone_file(path, name=model.name if model else path.stem)
     if name in MODELS:
         return read_backbone_file(find_file(MODELS[name]), name=name)
     if path.suffix in SUFFIXES or "/" in name:
         raise InputError(f"there is no backbone file '{name_or_path}'")
-    also = f"; or give the path of a weights file ({', '.join(SUFFIXES)})"
+    also = f"; or pass the path of a weights file ({', '.join(SUFFIXES)})"
     raise UnknownNameError("backbone", name, [*packaged, *MODELS], also=also)
 
 
 def read_backbone_file(path: Path, name: str) -> Backbone:
-    """Read one weights file; a head in it is left out, all else must fit the named model, or else some plain ViT, strictly."""
-    checkpoint, metadata = read_tensors(path)
+    """Read one weights file.
+
+    Heads are dropped, all else must fit the named model, or some plain ViT, strictly.
+    """
+    checkpoint, metadata = _read_checkpoint(path)
     try:
         converted = convert_to_timm(checkpoint)
         facts = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, **converted.facts}
         if converted.layout.startswith("Hugging Face"):
-            facts |= beside(path)
+            facts |= _read_hugging_face_configs(path)
         if (model := MODELS.get(name)) is not None:
             facts |= {"mean": model.mean, "std": model.std}
         facts |= json.loads(metadata.get("caprompt", "{}"))
         config = model.config if model else infer_config(converted.weights, facts)
-        mean, std = three(facts["mean"]), three(facts["std"])
+        mean, std = _to_rgb(facts["mean"]), _to_rgb(facts["std"])
     except InputError as error:
         raise InputError(f"'{path}' cannot be used: {error}") from error
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"'{path}' does not hold a plain ViT in a layout known here ({error})") from error
-    check_weights_fit(path, name, config, converted.weights)
+        raise InputError(f"'{path}' does not hold a plain ViT in a known layout ({error})") from error
+    _check_weights(path, name, config, converted.weights)
     return Backbone(name, path.absolute(), sha256_of(path), config, mean, std, converted.weights)
 
 
-def check_weights_fit(path: Path, name: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights that do not fit, before anything is built."""
+def _check_weights(path: Path, name: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> None:
+    """Raise an error if weights do not fit the architecture, without allocating the network."""
     with torch.device("meta"):
         vit = ViT(config)
     try:
         vit.check_weights(weights)
     except InputError as error:
-        wanted = f"is not '{name}'" if name in MODELS else "does not hold a plain ViT"
-        raise InputError(f"'{path}' {wanted}: {error}") from error
+        problem = f"is not '{name}'" if name in MODELS else "does not hold a plain ViT"
+        raise InputError(f"'{path}' {problem}: {error}") from error
 
 
 def count_parameters(config: ViTConfig) -> int:
-    """How many numbers a network of this shape holds."""
+    """Return the number of parameters of a network of this architecture."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in ViT(config).parameters())
 
 
-def three(values: Sequence[float]) -> tuple[float, float, float]:
-    """One number for each colour."""
+def _to_rgb(values: Sequence[float]) -> tuple[float, float, float]:
+    """Convert a sequence to one value per color channel."""
     red, green, blue = map(float, values)
     return red, green, blue
 
 
-def read_tensors(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """(what the file holds by name, its safetensors metadata)."""
+def _read_checkpoint(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Return the content of a file by name, and its safetensors metadata."""
     reader, kind = {
-        ".safetensors": (read_safetensors, "safetensors file"),
-        ".npz": (read_npz, "npz file"),
-    }.get(path.suffix, (read_torch, "torch checkpoint"))
+        ".safetensors": (_read_safetensors, "safetensors file"),
+        ".npz": (_read_npz, "npz file"),
+    }.get(path.suffix, (_read_torch, "torch checkpoint"))
     try:
-        held, metadata = reader(path)
+        checkpoint, metadata = reader(path)
     except InputError:
         raise
-    except DAMAGED as error:
+    except READ_ERRORS as error:
         raise InputError(f"'{path}' is not a readable {kind}: {first_line(error)}") from error
-    if not isinstance(held, Mapping):
-        raise InputError(f"'{path}' holds a {type(held).__name__}, not tensors by name")
-    return held, metadata
+    if not isinstance(checkpoint, Mapping):
+        raise InputError(f"'{path}' holds a {type(checkpoint).__name__}, not tensors by name")
+    return checkpoint, metadata
 
 
-def read_safetensors(path: Path) -> tuple[Any, dict[str, str]]:
-    """Tensors and metadata."""
+def _read_safetensors(path: Path) -> tuple[Any, dict[str, str]]:
+    """Read tensors and metadata."""
     with safe_open(path, framework="pt") as file:
         return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def read_npz(path: Path) -> tuple[Any, dict[str, str]]:
-    """Arrays as tensors; pickled objects are refused by numpy."""
+def _read_npz(path: Path) -> tuple[Any, dict[str, str]]:
+    """Read arrays as tensors; numpy refuses pickled objects."""
     with np.load(path, allow_pickle=False) as file:
         return {key: torch.from_numpy(np.ascontiguousarray(file[key])) for key in file.files}, {}
 
 
-def read_torch(path: Path) -> tuple[Any, dict[str, str]]:
-    """A checkpoint of torch's, by its unpickler that admits tensors and plain values (and the options of a training run)."""
+def _read_torch(path: Path) -> tuple[Any, dict[str, str]]:
+    """Read a torch checkpoint.
+
+    Its restricted unpickler admits tensors, plain values and a training run's `argparse.Namespace`.
+    """
     try:
-        torch.serialization.add_safe_globals([argparse.Namespace])  # it can hold values only
+        torch.serialization.add_safe_globals([argparse.Namespace])  # it can contain values only
         return torch.load(path, map_location="cpu", weights_only=True), {}
     except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        if named is None:
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is None:
             raise InputError(f"'{path}' is not a readable torch checkpoint") from error
         raise InputError(
-            f"'{path}' holds code besides weights ('{named[1]}'), which is never run here; save its tensors alone, as .safetensors"
+            f"'{path}' holds code besides weights ('{code[1]}'), which is never run; save only its tensors, as .safetensors"
         ) from error
 
 
-def beside(path: Path) -> dict[str, Any]:
-    """What Hugging Face's `config.json` and `preprocessor_config.json` beside a weights file tell, if they are there."""
-    config, images = read_json(path.with_name("config.json")), read_json(path.with_name("preprocessor_config.json"))
+def _read_hugging_face_configs(path: Path) -> dict[str, Any]:
+    """Read facts from the JSON files next to a Hugging Face weights file, if there are any."""
+    config, processor = read_json(path.with_name("config.json")), read_json(path.with_name("preprocessor_config.json"))
     config = config.get("vision_config") or config
     activation = config.get("hidden_act", "")
     if activation not in ("", "gelu", "quick_gelu"):
-        raise InputError(f"its activation is '{activation}', which is not reproduced here")
-    told = {
+        raise InputError(f"its activation is '{activation}', which is not supported")
+    facts = {
         "heads": config.get("num_attention_heads"),
         "norm_eps": config.get("layer_norm_eps"),
         "quick_gelu": activation == "quick_gelu" if activation else None,
-        "mean": images.get("image_mean"),
-        "std": images.get("image_std"),
+        "mean": processor.get("image_mean"),
+        "std": processor.get("image_std"),
     }
-    return {key: value for key, value in told.items() if value is not None}
+    return {key: value for key, value in facts.items() if value is not None}

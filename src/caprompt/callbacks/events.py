@@ -1,6 +1,6 @@
-"""What happens while a model learns, told to whoever listens: the progress bar, the log, a notebook.
+"""Events that training emits, for callbacks such as the progress bar, the metrics log or a notebook.
 
-A listener is a plain function of one event. Events carry facts, never objects to be changed.
+A callback is a plain function of one event. Events are immutable records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ImagesChecked:
-    """A picture of the source has been decoded and checked."""
+    """An image of the source was decoded and checked."""
 
     done: int
     total: int
@@ -39,19 +39,19 @@ class ImagesChecked:
 
 @dataclass(frozen=True)
 class LearnStarted:
-    """A call of `learn` starts to train."""
+    """A call of `learn` starts training."""
 
     task: int  # counted from 1
     new_classes: tuple[str, ...]
     known_classes: tuple[str, ...]
     images: int  # per epoch
     epochs: int
-    first_epoch: int  # above 0 where a stopped call is continued
+    first_epoch: int  # above 0 when a stopped call is resumed
 
 
 @dataclass(frozen=True)
 class StepEnded:
-    """One training step. The losses are still on the device: reading them is the listener's choice, not every step's cost."""
+    """A training step ended. The losses are still on the device, so that only a callback that reads them pays for the sync."""
 
     epoch: int
     images: int
@@ -60,7 +60,7 @@ class StepEnded:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """One epoch, with the mean of each part of the loss."""
+    """An epoch ended, with the mean of each term of the loss."""
 
     epoch: int
     epochs: int
@@ -68,20 +68,20 @@ class EpochEnded:
     images: int
     seconds: float
 
-    def figures(self) -> dict[str, Any]:
-        """What a model's history keeps of it."""
+    def as_record(self) -> dict[str, Any]:
+        """Return the entry of a model's history and of `metrics.jsonl`."""
         losses = {name: round(value, 6) for name, value in self.losses.items()}
         return {"epoch": self.epoch, "losses": losses, "images": self.images, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True)
 class Consolidating:
-    """Training is over; what the images tell about their classes is gathered, and whoever answers is brought up to it."""
+    """Training ended; class statistics are computed and the classifier is fitted to them."""
 
 
 @dataclass(frozen=True)
 class LearnEnded:
-    """The model has learned the call's images."""
+    """A call of `learn` ended."""
 
     classes: int
     seconds: float
@@ -89,9 +89,9 @@ class LearnEnded:
 
 @dataclass(frozen=True)
 class TaskEvaluated:
-    """A run has tested its model after a task: the accuracy matrix so far, in percent."""
+    """A run evaluated its model after a task."""
 
-    matrix: Matrix
+    matrix: Matrix  # the accuracy matrix so far, in percent
 
 
 Event = ImagesChecked | LearnStarted | StepEnded | EpochEnded | Consolidating | LearnEnded | TaskEvaluated
@@ -99,14 +99,14 @@ Callback = Callable[[Event], None]
 
 
 def ignore_event(event: Event) -> None:
-    """The listener that says nothing."""
+    """Do nothing: the default callback."""
 
 
-def compose(*listeners: Callback) -> Callback:
-    """One listener that tells several, in their order."""
+def compose(*callbacks: Callback) -> Callback:
+    """Return a callback that calls several, in order."""
 
-    def tell(event: Event) -> None:
-        for listen in listeners:
-            listen(event)
+    def call_all(event: Event) -> None:
+        for callback in callbacks:
+            callback(event)
 
-    return tell
+    return call_all

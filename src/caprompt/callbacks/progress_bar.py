@@ -1,4 +1,4 @@
-"""Progress in the terminal: where learning is, the parts of the loss, speed and time left. Quiet where there is no terminal."""
+"""Progress bar of training: position, loss terms, images per second, time left. Silent without a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, Learn
 
 __all__ = ["ProgressBar"]
 
-REFRESH_SECONDS = 0.25  # losses live on the device; reading them more often would only slow training down
+REFRESH_SECONDS = 0.25  # losses are on the device, and reading them waits for it
 
 
 class ProgressBar:
-    """A listener that draws a bar: `with Display(console) as listen: model.learn(..., listen=listen)`."""
+    """A callback that draws a bar: `with ProgressBar(console) as listen: model.learn(..., callbacks=listen)`."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -28,7 +28,7 @@ class ProgressBar:
         )
         self.bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self.bar: TaskID | None = None
-        self.began = self.shown = 0.0
+        self.started_at = self.updated_at = 0.0
         self.images = 0
 
     def __enter__(self) -> ProgressBar:
@@ -39,15 +39,15 @@ class ProgressBar:
         self.bars.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
+        """Update the bar."""
         if isinstance(event, ImagesChecked):
-            self._reading(event)
+            self._update_reading(event)
         elif isinstance(event, LearnStarted):
             names = ", ".join(event.new_classes or event.known_classes)
             total, done = event.images * event.epochs, event.images * event.first_epoch
             self._start(f"task {event.task}: {names if len(names) < 40 else names[:37] + '...'}", total, done)
         elif isinstance(event, StepEnded):
-            self._step(event)
+            self._advance(event)
         elif isinstance(event, Consolidating) and self.bar is not None:
             self.bars.update(self.bar, note="class statistics and alignment")
         elif isinstance(event, LearnEnded):
@@ -56,26 +56,28 @@ class ProgressBar:
     def _start(self, description: str, total: int, done: int = 0) -> None:
         self._clear()
         self.bar = self.bars.add_task(description, total=total, completed=done, note="")
-        self.began, self.images = time.perf_counter(), 0
+        self.started_at, self.images = time.perf_counter(), 0
 
     def _clear(self) -> None:
         if self.bar is not None:
             self.bars.remove_task(self.bar)
         self.bar = None
 
-    def _reading(self, event: ImagesChecked) -> None:
+    def _update_reading(self, event: ImagesChecked) -> None:
         if event.done == 1:
-            self._start("reading pictures", event.total)
+            self._start("reading images", event.total)
         if self.bar is not None:
             self.bars.update(self.bar, completed=event.done)
 
-    def _step(self, event: StepEnded) -> None:
+    def _advance(self, event: StepEnded) -> None:
         self.images += event.images
         if self.bar is None:
             return
         self.bars.advance(self.bar, event.images)
         now = time.perf_counter()
-        if not self.bars.disable and now - self.shown > REFRESH_SECONDS:
-            self.shown = now
+        if not self.bars.disable and now - self.updated_at > REFRESH_SECONDS:
+            self.updated_at = now
             losses = "  ".join(f"{name} {float(loss):.3f}" for name, loss in event.losses.items())
-            self.bars.update(self.bar, note=f"epoch {event.epoch + 1}  {losses}  {self.images / (now - self.began):.0f} images/s")
+            self.bars.update(
+                self.bar, note=f"epoch {event.epoch + 1}  {losses}  {self.images / (now - self.started_at):.0f} images/s"
+            )

@@ -1,4 +1,4 @@
-"""The accuracy curve in the terminal, drawn anew after each task: `caprompt run --watch`."""
+"""Accuracy curve in the terminal, printed after each task."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from caprompt.metrics import forgetting, incremental_accuracies
 
 __all__ = ["TerminalCurve", "draw_curve"]
 
-HEIGHT = 9  # lines of the plot, so that a step is a round number of percent
-STEPS = (0.5, 1, 2.5, 5, 12.5)  # percent a line
+HEIGHT = 9  # lines of the plot; 8 steps, so that each is a round percentage
+STEPS = (0.5, 1, 2.5, 5, 12.5)  # percent per line
 
 
 class TerminalCurve:
-    """A listener that prints the curve whenever a task has been tested."""
+    """A callback that prints the curve after every evaluation."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     def __call__(self, event: Event) -> None:
-        """Print, if this event is a test."""
+        """Print the curve if the event is an evaluation."""
         if not isinstance(event, TaskEvaluated):
             return
         curve = incremental_accuracies(event.matrix)
@@ -32,7 +32,7 @@ class TerminalCurve:
 
 
 def draw_curve(values: Sequence[float], width: int = 60) -> str:
-    """Percentages as points over the number of tasks, on a scale that ends at 100.
+    """Return a plot of percentages over the number of tasks, on an axis that ends at 100.
 
     >>> print(draw_curve([100.0, 90.0, 80.0], width=12))
      100.0 ┤  ●
@@ -52,10 +52,10 @@ def draw_curve(values: Sequence[float], width: int = 60) -> str:
     heights = [min(HEIGHT - 1, math.floor((100 - value) / step + 0.5)) for value in values]
     lines = []
     for row in range(HEIGHT):
-        marks = "".join(("●" if height == row else " ").rjust(gap - gap // 4) + " " * (gap // 4) for height in heights)
-        lines.append(f"{100 - step * row:6.1f} ┤{marks}".rstrip())
+        points = "".join(("●" if height == row else " ").rjust(gap - gap // 4) + " " * (gap // 4) for height in heights)
+        lines.append(f"{100 - step * row:6.1f} ┤{points}".rstrip())
     lines.append("       └" + "─" * (gap * len(values)))
-    every = math.ceil(4 / gap)  # where points are close, not each has room for its number
-    numbers = "".join(str(task).rjust(gap * every) for task in range(every, len(values) + 1, every))
-    lines.append(f"       {numbers}   tasks learned")
+    every = math.ceil(4 / gap)  # close points do not all have room for a label
+    labels = "".join(str(task).rjust(gap * every) for task in range(every, len(values) + 1, every))
+    lines.append(f"       {labels}   tasks learned")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Model folders on disk: their format (`folder`), and what a saved model and a stopped call mean (`model`)."""
+"""Model folders on disk: the file format (`folder`), and saved options, backbones and stopped calls (`model`)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""One folder holds a model: `config.json`, `classes.json`, `metrics.jsonl`, `state.safetensors`; readable after any kill.
+"""On-disk format of a model folder: `config.json`, `classes.json`, `metrics.jsonl`, `state.safetensors`.
 
-A new version of the folder is first written whole into `.next/`, which is then renamed to `.ready/`: that rename is the moment at
-which the new version counts. Its files then move into place one by one. A reader takes each file from `.ready/` where it is still
-there; a writer that finds a `.ready/` finishes the move first. No kill, at any moment, leaves a mixture or nothing.
+A folder stays readable whenever the writer is killed. A new version is first written completely into `.next/`, which is then
+renamed to `.ready/`: with that rename the new version takes effect. Its files are then moved into place one by one.
+A reader takes each file from `.ready/` as long as it is there; a writer that finds a `.ready/` finishes the move first.
 
-Every file's SHA-256 stands in `config.json`, and `config.json` carries its own. No pickle is ever read or written.
+`config.json` holds the SHA-256 of every file and of itself. No pickle is ever read or written.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from caprompt.utils.files import commit, current_path, encode_json, finish_commi
 
 __all__ = ["FORMAT", "Saved", "discard", "exists", "read", "read_config", "write"]
 
-FORMAT = 2  # since 2, a regression's sums are saved by half
+FORMAT = 2  # since 2, only one triangle of the symmetric sums of ridge regression is saved
 T = TypeVar("T")
-READS = 4  # how often a folder that seems damaged is looked at before that is said
+MAX_READS = 4  # attempts to read a folder before it counts as damaged
 CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a model folder holds."""
+    """Contents of a model folder."""
 
     config: Mapping[str, Any]
     classes: Sequence[Mapping[str, Any]]
@@ -46,12 +46,12 @@ class Saved:
 
 
 def exists(folder: Path) -> bool:
-    """Is there a finished model in this folder?"""
+    """Return whether the folder holds a complete model."""
     return current_path(folder, CONFIG).is_file()
 
 
 def write(folder: Path, saved: Saved) -> None:
-    """Make `saved` the folder's content, atomically."""
+    """Replace the contents of the folder by `saved`, atomically."""
     files = {
         CLASSES: encode_json(saved.classes),
         METRICS: "".join(json.dumps(record) + "\n" for record in saved.metrics).encode(),
@@ -63,32 +63,32 @@ def write(folder: Path, saved: Saved) -> None:
         **saved.config,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    commit(folder, {**files, CONFIG: encode_json({**config, "sha256": _fingerprint(config)})})
+    commit(folder, {**files, CONFIG: encode_json({**config, "sha256": _hash_config(config)})})
 
 
 def read(folder: Path) -> Saved:
-    """Read a folder and check all of it; anything amiss is said in one sentence."""
-    return _persistently(_read, folder)
+    """Read a folder and verify every hash; raise `ModelFolderError` if anything is missing or damaged."""
+    return _retry(_read, folder)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """The configuration alone, for questions that the large file need not be read for."""
-    return _persistently(_checked_config, folder)
+    """Read and verify `config.json` only, without loading the tensors."""
+    return _retry(_read_checked_config, folder)
 
 
-def _persistently(look: Callable[[Path], T], folder: Path) -> T:
-    """A reader may meet a writer in the middle of its moves and see files of two versions: then it looks again."""
-    for _ in range(READS - 1):
+def _retry(reader: Callable[[Path], T], folder: Path) -> T:
+    """Read again after a failure: a concurrent writer may just be moving its files, so that two versions were seen."""
+    for _ in range(MAX_READS - 1):
         try:
-            return look(folder)
+            return reader(folder)
         except (ModelFolderError, FileNotFoundError):
             time.sleep(0.02)
-    return look(folder)
+    return reader(folder)
 
 
 def _read(folder: Path) -> Saved:
-    config = _checked_config(folder)
-    files = {name: _checked_file(folder, name, digest) for name, digest in config["files"].items()}
+    config = _read_checked_config(folder)
+    files = {name: _read_checked_file(folder, name, digest) for name, digest in config["files"].items()}
     try:
         return Saved(
             config=config,
@@ -101,40 +101,42 @@ def _read(folder: Path) -> Saved:
 
 
 def discard(folder: Path) -> None:
-    """Remove a model folder; one that is half removed does not count as a model."""
+    """Delete a model folder, `config.json` first, so that a partly deleted folder does not count as a model."""
     if folder.is_dir():
         finish_commit(folder)
         (folder / CONFIG).unlink(missing_ok=True)
         shutil.rmtree(folder)
 
 
-def _checked_config(folder: Path) -> dict[str, Any]:
+def _read_checked_config(folder: Path) -> dict[str, Any]:
     if not exists(folder):
-        raise ModelFolderError(f"'{folder}' does not hold a caprompt model (no {CONFIG} there)")
+        raise ModelFolderError(f"'{folder}' does not hold a caprompt model (it has no {CONFIG})")
     try:
         config: dict[str, Any] = json.loads(current_path(folder, CONFIG).read_bytes())
         version = int(config["format"])
         own_digest = config.pop("sha256", None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFolderError(f"{CONFIG} of '{folder}' is damaged; restore the folder from a copy") from error
+        raise ModelFolderError(f"{CONFIG} of '{folder}' is damaged; restore the folder from a backup") from error
     if version > FORMAT:
         raise ModelFolderError(
             f"'{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade caprompt"
         )
-    if own_digest != _fingerprint(config):
-        raise ModelFolderError(f"{CONFIG} of '{folder}' has been altered: it does not match its own hash")
+    if own_digest != _hash_config(config):
+        raise ModelFolderError(f"{CONFIG} of '{folder}' was modified and does not match its hash; restore the folder from a backup")
     return config
 
 
-def _checked_file(folder: Path, name: str, digest: str) -> bytes:
+def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
     path = current_path(folder, name)
     if not path.is_file():
-        raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a copy")
+        raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a backup")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digest:
-        raise ModelFolderError(f"{name} of '{folder}' is damaged or has been altered: it does not match its recorded hash")
+        raise ModelFolderError(
+            f"{name} of '{folder}' is damaged or was modified and does not match its hash; restore the folder from a backup"
+        )
     return content
 
 
-def _fingerprint(config: Mapping[str, Any]) -> str:
+def _hash_config(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -1,3 +1,3 @@
-"""The command line: parse, call the library, print."""
+"""Command line: parse arguments, call the library, print results."""
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""The command line: parse, call the library, print.
+"""The `caprompt` command: its app, error messages and exit codes.
 
-Heavy imports sit inside the commands, so that `caprompt --help` answers at once.
+Heavy imports are inside the commands, so that `caprompt --help` is fast.
 """
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 
 from cyclopts import App, CycloptsError, Parameter
 
 from caprompt import __version__
-from caprompt.cli.commands import audit, evaluate, learn, listings, predict, report, reproduce, results, run
-from caprompt.cli.console import err
+from caprompt.cli import commands
+from caprompt.cli.console import print_error
 from caprompt.errors import CapromptError, InputError, StoppedError
 
 __all__ = ["app", "main"]
@@ -38,46 +40,35 @@ app = App(
     version=__version__,
     help_format="markdown",
     default_parameter=Parameter(negative=()),
-    suppress_keyboard_interrupt=False,  # `main` answers Ctrl-C itself
+    suppress_keyboard_interrupt=False,  # `main` handles Ctrl-C itself
 )
-COMMANDS = (
-    run.run,
-    learn.learn,
-    predict.predict,
-    evaluate.evaluate,
-    audit.audit,
-    report.report,
-    reproduce.reproduce,
-    results.results,
-    listings.methods,
-    listings.backbones,
-    listings.datasets,
-)
-for command in COMMANDS:
-    app.command(command)
+for module in pkgutil.iter_modules(commands.__path__):  # a new command is a new file there
+    implementation = import_module(f"{commands.__name__}.{module.name}")
+    for name in implementation.__all__:
+        app.command(getattr(implementation, name))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; bad input is one sentence and status 2, a failure 1, Ctrl-C 130."""
-    sys.exit(_status(sys.argv[1:] if arguments is None else arguments))
+    """Run a command and exit: status 2 and one sentence for bad input, 1 for a failure, 130 for Ctrl-C."""
+    sys.exit(_run_command(sys.argv[1:] if arguments is None else arguments))
 
 
-def _status(arguments: Sequence[str]) -> int:
-    # Pictures that are too large are refused in a sentence of our own.
+def _run_command(arguments: Sequence[str]) -> int:
+    # Images that are too large are rejected with our own message.
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _complain(" ".join(str(error).split()), InputError.exit_code)
+        return _fail(" ".join(str(error).split()), InputError.exit_code)
     except CapromptError as error:
-        return _complain(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code)
     except OSError as error:
-        return _complain(f"'{error.filename}' cannot be used: {error.strerror}", InputError.exit_code)
+        return _fail(f"'{error.filename}' cannot be used: {error.strerror}", InputError.exit_code)
     except KeyboardInterrupt:
-        return _complain("Stopped.", StoppedError.exit_code)
+        return _fail("Stopped.", StoppedError.exit_code)
     return 0
 
 
-def _complain(sentence: str, status: int) -> int:
-    err.print(f"caprompt: {sentence}", soft_wrap=True)
+def _fail(message: str, status: int) -> int:
+    print_error(message)
     return status

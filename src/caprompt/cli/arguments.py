@@ -1,9 +1,8 @@
-"""Settings from the command line: `--config file.toml`, `--set key=value`, `--tasks 1,4,2`; later ones win."""
+"""Arguments that commands share, and the parsing of `--config FILE`, `--set key=value`, `--tasks 1,4,2` and `--cycles N`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +11,6 @@ from cyclopts import Parameter
 
 from caprompt.errors import OptionError
 from caprompt.utils.files import read_toml
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 
 __all__ = [
     "AsJson",
@@ -31,27 +25,27 @@ __all__ = [
     "parse_value",
 ]
 
-Set = Annotated[list[str] | None, Parameter(name="--set", help="An option as key=value; may be repeated.", negative=())]
-Config = Annotated[Path | None, Parameter(help="A TOML file of settings and options; --set and flags win over it.")]
+Set = Annotated[list[str] | None, Parameter(name="--set", help="Option as key=value; may be repeated.", negative=())]
+Config = Annotated[Path | None, Parameter(help="TOML file of settings and options; --set and flags override it.")]
 Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
-SkipBad = Annotated[bool, Parameter(help="Go on without images that cannot be read, and list them.")]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for machines.")]
-Cycles = Annotated[str | None, Parameter(help="Passes per image: a number, or auto.")]
+SkipBad = Annotated[bool, Parameter(help="Skip images that cannot be read, and list them.")]
+AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
+Cycles = Annotated[str | None, Parameter(help="Forward passes per image: a number, or auto.")]
 
 
 def collect_settings(config: Path | None, assignments: Iterable[str]) -> dict[str, Any]:
-    """Settings of a TOML file, overridden by assignments.
+    """Return the settings of a TOML file, overridden by assignments; later ones win.
 
     >>> collect_settings(None, ["epochs=3", "cycles=auto"])
     {'epochs': 3, 'cycles': 'auto'}
     """
-    return {**(read_toml(config) if config else {}), **dict(parse_assignment(text) for text in assignments)}
+    return {**(read_toml(config) if config else {}), **dict(_parse_assignment(text) for text in assignments)}
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """One `key=value`.
+def _parse_assignment(text: str) -> tuple[str, Any]:
+    """Parse one `key=value`.
 
-    >>> parse_assignment("crop_scale=0.6,1")
+    >>> _parse_assignment("crop_scale=0.6,1")
     ('crop_scale', [0.6, 1])
     """
     key, equals, value = text.partition("=")
@@ -61,7 +55,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as people type it: a number, true or false, a list with commas, or a word.
+    """Parse a typed value: a number, true or false, a comma-separated list, or a string.
 
     >>> parse_value("3e-3"), parse_value("true"), parse_value("auto"), parse_value("0,2")
     (0.003, True, 'auto', [0, 2])
@@ -75,7 +69,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_tasks(text: str) -> int | tuple[int, ...] | tuple[tuple[str, ...], ...]:
-    """Tasks by number, by sizes, or by class names.
+    """Parse tasks given as their number, their sizes, or their class names.
 
     >>> parse_tasks("5"), parse_tasks("1,4,2"), parse_tasks("cat,dog;cow")
     (5, (1, 4, 2), (('cat', 'dog'), ('cow',)))

@@ -1,38 +1,69 @@
-"""The two consoles: results go to `out`, everything said about them to `err`."""
+"""Console output: results go to stdout (`out`), messages about them to stderr (`err`).
+
+Library messages name arguments (`resume=True`); everything printed to `err` here names the flags instead (`--resume`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from caprompt.protocols import warning
+from caprompt.protocols import leak_warning
 
 if TYPE_CHECKING:
     from caprompt.classifier import ContinualClassifier
 
-__all__ = ["err", "out", "print_protocol_warning", "print_skipped", "print_warnings"]
+__all__ = ["err", "out", "print_error", "print_protocol_warning", "print_skipped", "print_warnings", "to_flags"]
 
-# Names of files and classes are printed as they are: square brackets are no markup, colons no emoji.
+# File and class names are printed verbatim: no markup in square brackets, no emoji between colons.
 out = Console(markup=False, emoji=False, highlight=False)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
-
-def print_skipped(sentences: Sequence[str]) -> None:
-    """Say what was left out, a line each."""
-    for sentence in sentences:
-        err.print(f"skipped: {sentence}", style="yellow", soft_wrap=True)
+# Arguments that library messages refer to; each has a flag of the same name. File names are quoted, hence the lookbehind.
+ARGUMENT = re.compile(r"(?<![\w'/.-])(backbone|protocol|resume|scale|skip_bad)=(True|\.\.\.|'\w+')(?!\w)")
 
 
-def print_warnings(sentences: Sequence[str]) -> None:
-    """Say what casts doubt on the figures, a line each."""
-    for sentence in sentences:
-        err.print(f"warning: {sentence}", style="bold yellow", soft_wrap=True)
+def to_flags(message: str) -> str:
+    """Replace the arguments that a library message names by the flags of the command line.
+
+    >>> to_flags("continue it with resume=True, or go on without it with skip_bad=True")
+    'continue it with --resume, or go on without it with --skip-bad'
+    >>> to_flags("give a weights file with backbone=..., or take scale='tiny'")
+    'give a weights file with --backbone, or take --scale tiny'
+    >>> to_flags("the option epochs=3 of 'resume=True' stays")
+    "the option epochs=3 of 'resume=True' stays"
+    """
+
+    def to_flag(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        flag = f"--{name.replace('_', '-')}"
+        return flag if value in ("True", "...") else f"{flag} {value[1:-1]}"
+
+    return ARGUMENT.sub(to_flag, message)
+
+
+def print_error(message: str) -> None:
+    """Print the message of a command that failed."""
+    err.print(f"caprompt: {to_flags(message)}", soft_wrap=True)
+
+
+def print_skipped(messages: Iterable[str]) -> None:
+    """Print a line for each image that was skipped."""
+    for message in messages:
+        err.print(f"skipped: {to_flags(message)}", style="yellow", soft_wrap=True)
+
+
+def print_warnings(messages: Iterable[str]) -> None:
+    """Print a line for each warning about the validity of the results."""
+    for message in messages:
+        err.print(f"warning: {to_flags(message)}", style="bold yellow", soft_wrap=True)
 
 
 def print_protocol_warning(model: ContinualClassifier) -> dict[str, str]:
-    """Say so on stderr if a model's answers leak; returns the mark that its JSON gets."""
-    sentence = warning(model.method.options)
-    print_warnings([sentence] if sentence else [])
-    return {"protocol": "released"} if sentence else {}
+    """Print a warning if the predictions of a model leak; return the entry that marks them in JSON output."""
+    message = leak_warning(model.method.options)
+    print_warnings([message] if message else [])
+    return {"protocol": "released"} if message else {}

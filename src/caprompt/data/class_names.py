@@ -1,4 +1,4 @@
-"""What a class may be called, and how names are sorted."""
+"""Validity and natural ordering of class names."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ _RESERVED = re.compile(r"(CON|PRN|AUX|NUL|COM[1-9]|LPT[1-9])(\..*)?", re.IGNOREC
 
 
 def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """A sorting key that counts as people do: numbers by value, letters without case.
+    """Return a key for natural sorting: digits by their value, letters regardless of case.
 
     >>> sorted(["class10", "Class3", "class2"], key=natural_key)
     ['class2', 'Class3', 'class10']
     """
     parts = re.split(r"([0-9]+)", name)
     key = tuple((0, int(part), "") if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part)
-    return key, name  # the name itself parts "a1" from "a01" and "A1"
+    return key, name  # the name itself orders "a1", "a01" and "A1"
 
 
 def check_class_name(name: str) -> None:
-    """Refuse a name that could not be a folder's name on every common system, since people keep classes in folders.
+    """Raise `DataError` for a name that cannot be a folder name on every common system.
+
+    Classes are commonly stored as folders.
 
     >>> check_class_name("sea lion")
     >>> check_class_name("a/b")
     Traceback (most recent call last):
-    caprompt.errors.DataError: 'a/b' cannot be a class name: it has '/' in it; rename the class
+    caprompt.errors.DataError: 'a/b' cannot be a class name: it contains '/'; rename the class
     """
-    problem = _problem(name)
+    problem = _find_problem(name)
     if problem:
         raise DataError(f"{name!r} cannot be a class name: {problem}; rename the class")
 
 
-def _problem(name: str) -> str | None:
+def _find_problem(name: str) -> str | None:
     if name in ("", ".", ".."):
         return "it must have a letter or digit"
     if name != name.strip():
         return "it begins or ends with a blank"
     if name.endswith("."):
         return "it ends with a dot"
-    if found := _FORBIDDEN.search(name):
-        return f"it has {found.group()!r} in it"
+    if match := _FORBIDDEN.search(name):
+        return f"it contains {match.group()!r}"
     if _RESERVED.fullmatch(name):
-        return "Windows keeps that name for a device"
+        return "it is a reserved device name on Windows"
     try:
         encoded = name.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,7 +1,8 @@
-"""Pictures that occur twice.
+"""Detection of duplicate images.
 
-Files are compared by their bytes (and only those of equal length are read), everything else by decoded pixels; where files meet
-pictures in memory, the files are decoded too. The same scene saved anew with loss is another picture here.
+Files are compared by their bytes (only files of equal size are read), images in memory by decoded
+pixels. Where files are compared with images in memory, the files are decoded too. A lossy
+re-encoding of an image does not count as a duplicate.
 """
 
 from __future__ import annotations
@@ -14,53 +15,55 @@ from caprompt.data.images import ImageInput, decode, hash_image
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
-__all__ = ["contents", "find_duplicates"]
+__all__ = ["assign_content_ids", "find_duplicates"]
 
 
-def contents(pictures: Sequence[ImageInput]) -> list[int]:
-    """A number for each picture; equal pictures have equal numbers. One that cannot be read is like no other.
+def assign_content_ids(images: Sequence[ImageInput]) -> list[int]:
+    """Return an integer for each image, equal for equal images.
+
+    An unreadable image differs from all others.
 
     >>> import numpy as np
     >>> black, white = np.zeros((2, 2), np.uint8), np.full((2, 2), 255, np.uint8)
-    >>> contents([black, white, black.copy()])
+    >>> assign_content_ids([black, white, black.copy()])
     [0, 1, 0]
     """
-    all_files = all(isinstance(picture, Path) for picture in pictures)
-    keys = _file_keys(pictures) if all_files else [_pixel_key(picture) for picture in pictures]
-    number: dict[Hashable, int] = {}
-    return [number.setdefault(position if key is None else key, position) for position, key in enumerate(keys)]
+    all_files = all(isinstance(image, Path) for image in images)
+    keys = _file_keys(images) if all_files else [_pixel_key(image) for image in images]
+    ids: dict[Hashable, int] = {}
+    return [ids.setdefault(index if key is None else key, index) for index, key in enumerate(keys)]
 
 
 def find_duplicates(samples: Samples, among: Samples) -> list[int]:
-    """The positions of those of `samples` whose picture is also in `among`, whatever its label there."""
-    numbers = contents([*among.pictures, *samples.pictures])
-    known = set(numbers[: len(among)])
-    return [position for position, number in enumerate(numbers[len(among) :]) if number in known]
+    """Return the indices of `samples` whose image is also in `among`, whatever its label."""
+    ids = assign_content_ids([*among.images, *samples.images])
+    known = set(ids[: len(among)])
+    return [index for index, content_id in enumerate(ids[len(among) :]) if content_id in known]
 
 
-def _file_keys(pictures: Sequence[ImageInput]) -> list[bytes | None]:
-    lengths = [_length(picture) for picture in pictures]
-    shared = Counter(lengths)
-    return [_file_key(picture) if shared[length] > 1 else None for picture, length in zip(pictures, lengths, strict=True)]
+def _file_keys(images: Sequence[ImageInput]) -> list[bytes | None]:
+    sizes = [_file_size(image) for image in images]
+    size_counts = Counter(sizes)
+    return [_file_key(image) if size_counts[size] > 1 else None for image, size in zip(images, sizes, strict=True)]
 
 
-def _length(picture: ImageInput) -> int | None:
-    assert isinstance(picture, Path)
+def _file_size(image: ImageInput) -> int | None:
+    assert isinstance(image, Path)
     try:
-        return picture.stat().st_size
+        return image.stat().st_size
     except (OSError, ValueError):  # ValueError: a NUL character in the path
         return None
 
 
-def _file_key(picture: ImageInput) -> bytes | None:
+def _file_key(image: ImageInput) -> bytes | None:
     try:
-        return hash_image(picture)
+        return hash_image(image)
     except (DataError, ValueError):
         return None
 
 
-def _pixel_key(picture: ImageInput) -> bytes | None:
+def _pixel_key(image: ImageInput) -> bytes | None:
     try:
-        return hash_image(decode(picture))
+        return hash_image(decode(image))
     except DataError:
         return None

@@ -1,9 +1,10 @@
-"""A task's decoded pictures where training wants them: on the GPU if they fit there, else in memory or in a file on disk.
+"""Decoded images of a task: on the GPU if they fit, else in RAM or in a memory-mapped file.
 
-    bank = GPUImageCache((store.get(picture) for picture in samples.pictures), device)
-    pixels = bank.take(np.array([3, 0, 7]))     # (3, H, W, 3) on the device, smaller pictures padded
+    cache = GPUImageCache((image_cache.get(image) for image in samples.images), device)
+    pixels = cache.take(np.array([3, 0, 7]))     # (3, H, W, 3) on the device, smaller images padded
 
-Nothing is decoded twice, and nothing outlives the bank: the file on disk has no name and is gone with the process.
+Nothing is decoded twice, and nothing outlives the cache: the temporary file is unlinked and
+disappears with the process.
 """
 
 from __future__ import annotations
@@ -20,81 +21,87 @@ from torch import Tensor
 from caprompt.data.images import Pixels
 from caprompt.utils.devices import to_device
 
-__all__ = ["GPUImageCache", "stacked"]
+__all__ = ["GPUImageCache", "stack_padded"]
 
-IN_MEMORY = 2 * 1024**3  # bytes of pictures kept in memory before a file takes over
-SHARE_OF_DEVICE = 0.4  # of the GPU's free memory that pictures may take
+MAX_HOST_BYTES = 2 * 1024**3  # bytes of pixels in RAM; beyond that they go to a file
+MAX_GPU_SHARE = 0.4  # share of the GPU's free memory that images may take
 
 
 class GPUImageCache:
-    """Pictures of any sizes side by side as plain bytes, taken out in batches."""
+    """Images of any sizes in one flat uint8 buffer, from which batches are gathered."""
 
-    def __init__(self, pictures: Iterable[Pixels], device: torch.device, in_memory: int = IN_MEMORY) -> None:
+    def __init__(self, images: Iterable[Pixels], device: torch.device, max_host_bytes: int = MAX_HOST_BYTES) -> None:
         self.device = device
         shapes: list[tuple[int, int]] = []
-        self.host = _side_by_side(_noting(pictures, shapes), in_memory)
+        self.host = _concatenate(_record_shapes(images, shapes), max_host_bytes)
         self.shapes = np.array(shapes, dtype=np.int64).reshape(-1, 2)  # (N, 2): heights and widths
         self.starts = np.concatenate([[0], np.cumsum(3 * self.shapes.prod(axis=1))])
         self.resident: Tensor | None = None
-        if device.type == "cuda" and self.host.nbytes < SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0]:
+        if device.type == "cuda" and self.host.nbytes < MAX_GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
             self.resident = torch.from_numpy(self.host).to(device)
 
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def shape(self, position: int) -> tuple[int, int]:
-        """Height and width of a picture."""
-        height, width = self.shapes[position].tolist()
+    def shape(self, index: int) -> tuple[int, int]:
+        """Return height and width of an image."""
+        height, width = self.shapes[index].tolist()
         return height, width
 
-    def take(self, positions: NDArray[np.int64]) -> Tensor:
-        """These pictures on the device, each padded at its right and bottom to the largest of them: (B, H, W, 3) bytes."""
+    def take(self, indices: NDArray[np.int64]) -> Tensor:
+        """Return images on the device, (B, H, W, 3) uint8.
+
+        They are padded at the right and bottom to the largest of them.
+        """
         if self.resident is None:
-            return stacked([self.pixels(int(position)) for position in positions], self.device)
-        shapes = self.shapes[positions]
-        table = np.concatenate([self.starts[positions, None], shapes], axis=1)  # (B, 3)
+            return stack_padded([self.pixels(int(index)) for index in indices], self.device)
+        shapes = self.shapes[indices]
+        table = np.concatenate([self.starts[indices, None], shapes], axis=1)  # (B, 3)
         start, height, width = to_device(torch.from_numpy(table), self.device)[:, :, None, None].unbind(1)
         rows = torch.arange(shapes[:, 0].max(), device=self.device)[:, None]
         columns = torch.arange(shapes[:, 1].max(), device=self.device)
-        # The padding repeats the last row and column, so that every address is the picture's own.
+        # The padding repeats the last row and column, so that every address lies within the image.
         first = start + 3 * (rows.minimum(height - 1) * width + columns.minimum(width - 1))  # (B, H, W)
         return self.resident[first[..., None] + torch.arange(3, device=self.device)]
 
-    def pixels(self, position: int) -> Pixels:
-        """One picture on the host, (H, W, 3)."""
-        flat = self.host[self.starts[position] : self.starts[position + 1]]
-        return flat.reshape(*self.shape(position), 3)
+    def pixels(self, index: int) -> Pixels:
+        """Return one image on the host, (H, W, 3)."""
+        flat = self.host[self.starts[index] : self.starts[index + 1]]
+        return flat.reshape(*self.shape(index), 3)
 
 
-def stacked(pictures: Sequence[Pixels], device: torch.device) -> Tensor:
-    """Pictures of any sizes as one batch on a device, padded at the right and bottom: (B, H, W, 3) bytes."""
-    height, width = (max(pixels.shape[axis] for pixels in pictures) for axis in (0, 1))
-    batch = np.zeros((len(pictures), height, width, 3), np.uint8)
-    for row, pixels in zip(batch, pictures, strict=True):
+def stack_padded(images: Sequence[Pixels], device: torch.device) -> Tensor:
+    """Stack images of any sizes into one batch on a device, (B, H, W, 3) uint8.
+
+    They are zero-padded at the right and bottom.
+    """
+    height, width = (max(pixels.shape[axis] for pixels in images) for axis in (0, 1))
+    batch = np.zeros((len(images), height, width, 3), np.uint8)
+    for row, pixels in zip(batch, images, strict=True):
         row[: pixels.shape[0], : pixels.shape[1]] = pixels
     return to_device(torch.from_numpy(batch), device)
 
 
-def _noting(pictures: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:
-    for pixels in pictures:
+def _record_shapes(images: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:
+    for pixels in images:
         shapes.append((pixels.shape[0], pixels.shape[1]))
         yield pixels
 
 
-def _side_by_side(pictures: Iterable[Pixels], in_memory: int) -> Pixels:
-    """All bytes in a row: in memory, or once they are more than `in_memory`, mapped from a file that has no name."""
-    held: list[Pixels] = []
+def _concatenate(images: Iterable[Pixels], max_host_bytes: int) -> Pixels:
+    """Concatenate all bytes in RAM, or beyond `max_host_bytes` in a memory-mapped file."""
+    buffered: list[Pixels] = []
     size = 0
-    rest = iter(pictures)
-    for pixels in rest:
-        held.append(pixels.reshape(-1))
+    remaining = iter(images)
+    for pixels in remaining:
+        buffered.append(pixels.reshape(-1))
         size += pixels.nbytes
-        if size > in_memory:
+        if size > max_host_bytes:
             break
     else:
-        return np.concatenate(held) if held else np.zeros(0, np.uint8)
+        return np.concatenate(buffered) if buffered else np.zeros(0, np.uint8)
     with tempfile.TemporaryFile() as file:
-        for pixels in chain(held, rest):
+        for pixels in chain(buffered, remaining):
             file.write(pixels.tobytes())
         file.flush()
-        return np.memmap(file, dtype=np.uint8, mode="c")  # torch wants memory that could be written to; nobody does
+        return np.memmap(file, dtype=np.uint8, mode="c")  # copy-on-write: torch requires writable memory, nothing writes to it

@@ -1,4 +1,4 @@
-"""Decoded pictures kept in memory, so that the second epoch decodes nothing."""
+"""Cache of decoded images in RAM, so that only the first epoch decodes."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ __all__ = ["ImageCache"]
 
 
 class ImageCache:
-    """Decodes pictures and keeps them until `budget_bytes` are full; the rest are decoded at every call.
+    """A cache that decodes images and stores up to `budget_bytes` of pixels.
 
-    Nothing is ever thrown out: an epoch visits every picture once, and then a cache that evicts the oldest finds none.
-    `decoded` counts the pictures decoded so far. Safe to use from several threads.
+    Further images are decoded at every call. Nothing is ever evicted: every epoch visits every
+    image once, and with that access pattern an LRU cache would never hit. `num_decoded` counts the
+    decoded images. Thread-safe.
     """
 
     def __init__(self, budget_bytes: int = 2 * 1024**3, shrink_to: int | None = None) -> None:
         self.budget_bytes = budget_bytes
         self.shrink_to = shrink_to
-        self.decoded = 0
-        self._used = 0
-        # The picture is kept beside its pixels so that an object's id stays its own.
-        self._kept: dict[Hashable, tuple[ImageInput, Pixels]] = {}
+        self.num_decoded = 0
+        self._used_bytes = 0
+        # The image is stored next to its pixels so that its id is not reused while it is a key.
+        self._entries: dict[Hashable, tuple[ImageInput, Pixels]] = {}
         self._lock = Lock()
 
-    def get(self, picture: ImageInput) -> Pixels:
-        """The picture's pixels, (H, W, 3); do not write into them."""
-        key = _key(picture)
+    def get(self, image: ImageInput) -> Pixels:
+        """Return the image's pixels, (H, W, 3); do not write into them."""
+        key = _make_key(image)
         with self._lock:
-            if key in self._kept:
-                return self._kept[key][1]
-        pixels = decode(picture, self.shrink_to)
+            if key in self._entries:
+                return self._entries[key][1]
+        pixels = decode(image, self.shrink_to)
         with self._lock:
-            self.decoded += 1
-            if key not in self._kept and self._used + pixels.nbytes <= self.budget_bytes:
-                self._kept[key] = picture, pixels
-                self._used += pixels.nbytes
+            self.num_decoded += 1
+            if key not in self._entries and self._used_bytes + pixels.nbytes <= self.budget_bytes:
+                self._entries[key] = image, pixels
+                self._used_bytes += pixels.nbytes
         return pixels
 
 
-def _key(picture: ImageInput) -> Hashable:
-    """A file by path, time and size, so that one that was changed is read again; an object by identity."""
-    if not isinstance(picture, Path):
-        return id(picture)
+def _make_key(image: ImageInput) -> Hashable:
+    """Identify a file by path, mtime and size (a changed file is read again), an object by id."""
+    if not isinstance(image, Path):
+        return id(image)
     try:
-        facts = picture.stat()
-    except (OSError, ValueError):  # never kept under this key: `decode` says what is wrong with the file
-        return picture
-    return picture, facts.st_mtime_ns, facts.st_size
+        status = image.stat()
+    except (OSError, ValueError):  # nothing is stored under this key: `decode` raises an error for the file
+        return image
+    return image, status.st_mtime_ns, status.st_size

@@ -1,7 +1,9 @@
-"""Batches of transformed pictures as tensors, prepared ahead in threads; on a GPU by batched operations.
+"""Iterators over batches of transformed images, prefetched in threads.
 
-The same seed gives the same views of the same pictures on every path: each picture's augmentation has a generator of its own, made
-from the seed and the picture's position. No seed is a seed of no numbers.
+There are three: `iter_batches` transforms with Pillow on the CPU, `iter_cached_batches` and
+`iter_streamed_batches` transform whole batches on a device. The same seed gives the same views of
+the same images in all of them: each image's augmentation has a generator of its own, seeded by the
+seed and the image's index. `seed=None` is equivalent to an empty sequence.
 """
 
 from __future__ import annotations
@@ -15,111 +17,113 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprompt.data.gpu_cache import GPUImageCache, stacked
+from caprompt.data.gpu_cache import GPUImageCache, stack_padded
 from caprompt.data.gpu_transforms import render_batch
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import Pixels
-from caprompt.data.prefetch import in_order
+from caprompt.data.prefetch import prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import Transform, View, render
 from caprompt.utils.devices import to_device
 
-__all__ = ["batches", "cached_batches", "streamed_batches"]
+__all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
-BATCHES_AHEAD = 2
-PIECE = 32  # pictures that a thread decodes at a time
+PREFETCHED_BATCHES = 2
+DECODE_CHUNK = 32  # images decoded by one thread at a time
 
 
-def batches(
+def iter_batches(
     samples: Samples,
     targets: Sequence[int],
     transform: Transform,
-    store: ImageCache,
+    cache: ImageCache,
     batch_size: int,
     *,
     seed: Sequence[int] | None,
     shuffle: bool,
     workers: int = 2,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images (B, 3, S, S) as float32 and targets (B,) as int64, each picture once; the last batch may be short.
+    """Yield images (B, 3, S, S) as float32 and targets (B,) as int64, each image once.
 
-    Rendered by Pillow on the CPU; the same bits whatever the number of `workers`.
+    The last batch may be smaller. Images are transformed by Pillow on the CPU. The number of
+    `workers` does not change any bit of the result.
     """
-    order = visiting_order(samples, targets, seed, shuffle)
+    order = _make_order(samples, targets, seed, shuffle)
 
-    def prepare(position: int) -> NDArray[np.float32]:
-        pixels = store.get(samples.pictures[position])
-        return render(pixels, view_of(transform, pixels.shape, seed, position), transform)
+    def prepare(index: int) -> NDArray[np.float32]:
+        pixels = cache.get(samples.images[index])
+        return render(pixels, _make_view(transform, pixels.shape, seed, index), transform)
 
-    with closing(in_order(prepare, order.tolist(), workers, ahead=BATCHES_AHEAD * batch_size)) as images:
-        for part in parts(order, batch_size):
-            yield torch.from_numpy(np.stack(list(islice(images, batch_size)))), targets_of(targets, part)
+    with closing(prefetch_map(prepare, order.tolist(), workers, ahead=PREFETCHED_BATCHES * batch_size)) as images:
+        for indices in _split_batches(order, batch_size):
+            yield torch.from_numpy(np.stack(list(islice(images, batch_size)))), _select_targets(targets, indices)
 
 
-def streamed_batches(
+def iter_streamed_batches(
     samples: Samples,
     targets: Sequence[int],
     transform: Transform,
-    store: ImageCache,
+    cache: ImageCache,
     batch_size: int,
     *,
     device: torch.device,
     workers: int = 2,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same in the order of the samples and rendered on `device`; for pictures that are looked at once."""
+    """Yield the same in the order of the samples, transformed on `device`; for a single pass."""
 
-    def prepare(part: NDArray[np.int64]) -> tuple[list[Pixels], list[View]]:
-        pixels = [store.get(samples.pictures[position]) for position in part]
-        return pixels, [view_of(transform, each.shape, None, int(position)) for each, position in zip(pixels, part, strict=True)]
+    def prepare(indices: NDArray[np.int64]) -> tuple[list[Pixels], list[View]]:
+        pixels = [cache.get(samples.images[index]) for index in indices]
+        return pixels, [_make_view(transform, each.shape, None, int(index)) for each, index in zip(pixels, indices, strict=True)]
 
-    chunks = list(parts(visiting_order(samples, targets, None, shuffle=False), batch_size))
-    pieces = [list(parts(chunk, PIECE)) for chunk in chunks]  # of a batch, so that several threads decode it
-    ahead = BATCHES_AHEAD * -(-batch_size // PIECE)
-    with closing(in_order(prepare, chain.from_iterable(pieces), workers, ahead)) as prepared:
-        for chunk, own in zip(chunks, pieces, strict=True):
-            pixels, views = (list(chain.from_iterable(found)) for found in zip(*islice(prepared, len(own)), strict=True))
-            yield render_batch(stacked(pixels, device), views, transform), to_device(targets_of(targets, chunk), device)
+    batches = list(_split_batches(_make_order(samples, targets, None, shuffle=False), batch_size))
+    chunks = [list(_split_batches(indices, DECODE_CHUNK)) for indices in batches]  # so that several threads decode one batch
+    ahead = PREFETCHED_BATCHES * -(-batch_size // DECODE_CHUNK)
+    with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
+        for indices, batch_chunks in zip(batches, chunks, strict=True):
+            pixels, views = (list(chain.from_iterable(parts)) for parts in zip(*islice(prepared, len(batch_chunks)), strict=True))
+            yield render_batch(stack_padded(pixels, device), views, transform), to_device(_select_targets(targets, indices), device)
 
 
-def cached_batches(
-    bank: GPUImageCache, targets: Sequence[int], transform: Transform, batch_size: int, *, seed: Sequence[int]
+def iter_cached_batches(
+    cache: GPUImageCache, targets: Sequence[int], transform: Transform, batch_size: int, *, seed: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same, shuffled by `seed` and rendered where the bank's pictures go; views are decided ahead in a thread."""
-    order = visiting_order(bank, targets, seed, shuffle=True)
+    """Yield the same, shuffled by `seed` and transformed on the cache's device.
 
-    def prepare(part: NDArray[np.int64]) -> list[View]:
-        return [view_of(transform, bank.shape(int(position)), seed, int(position)) for position in part]
+    A thread computes the views ahead.
+    """
+    order = _make_order(cache, targets, seed, shuffle=True)
 
-    chunks = list(parts(order, batch_size))
-    with closing(in_order(prepare, chunks, workers=1, ahead=2 * BATCHES_AHEAD)) as views:
-        for part, seen in zip(chunks, views, strict=True):
-            yield render_batch(bank.take(part), seen, transform), to_device(targets_of(targets, part), bank.device)
+    def prepare(indices: NDArray[np.int64]) -> list[View]:
+        return [_make_view(transform, cache.shape(int(index)), seed, int(index)) for index in indices]
+
+    batches = list(_split_batches(order, batch_size))
+    with closing(prefetch_map(prepare, batches, workers=1, ahead=2 * PREFETCHED_BATCHES)) as prepared:
+        for indices, views in zip(batches, prepared, strict=True):
+            yield render_batch(cache.take(indices), views, transform), to_device(_select_targets(targets, indices), cache.device)
 
 
-def visiting_order(pictures: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:
-    """The positions of all pictures in the order of the visit."""
-    if len(targets) != len(pictures):
-        raise ValueError(f"{len(pictures)} samples but {len(targets)} targets")
+def _make_order(images: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:
+    """Return the indices of all images in the order in which they are visited."""
+    if len(targets) != len(images):
+        raise ValueError(f"{len(images)} samples but {len(targets)} targets")
     if shuffle and seed is None:
         raise ValueError("shuffling needs a seed")
-    order = np.arange(len(pictures))
+    order = np.arange(len(images))
     if shuffle:
         np.random.default_rng(seed).shuffle(order)
     return order
 
 
-def parts(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    """The order in pieces of a batch each."""
+def _split_batches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
-def view_of(transform: Transform, shape: Sequence[int], seed: Sequence[int] | None, position: int) -> View:
-    """What to see of the picture at this position, (H, W, ...), for this seed."""
-    # 1 + position, since numpy takes [seed] and [seed, 0] for the same seed
-    return transform.view(shape[1], shape[0], np.random.default_rng([*(seed or ()), 1 + position]))
+def _make_view(transform: Transform, shape: Sequence[int], seed: Sequence[int] | None, index: int) -> View:
+    """Return the view of the image at `index`, of shape (H, W, ...), for this seed."""
+    # 1 + index, since numpy treats [seed] and [seed, 0] as the same seed
+    return transform.make_view(shape[1], shape[0], np.random.default_rng([*(seed or ()), 1 + index]))
 
 
-def targets_of(targets: Sequence[int], part: NDArray[np.int64]) -> Tensor:
-    """The targets of a batch: (B,)."""
-    return torch.tensor([targets[position] for position in part], dtype=torch.int64)
+def _select_targets(targets: Sequence[int], indices: NDArray[np.int64]) -> Tensor:
+    return torch.tensor([targets[index] for index in indices], dtype=torch.int64)

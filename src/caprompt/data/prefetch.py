@@ -1,4 +1,4 @@
-"""Working ahead in threads without losing the order, and without leaving threads behind."""
+"""Ordered prefetching in threads."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["in_order"]
+__all__ = ["prefetch_map"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(function: Callable[[T], R], items: Iterable[T], workers: int, ahead: int) -> Generator[R, None, None]:
-    """`map(function, items)`, computed by `workers` threads up to `ahead` items early; with 0 workers, right here.
+def prefetch_map(function: Callable[[T], R], items: Iterable[T], workers: int, ahead: int) -> Generator[R, None, None]:
+    """Yield `map(function, items)` in order, computed ahead in threads.
 
-    Closing the iterator, or an error in it, drops the work not yet begun and waits for the threads to end.
+    `workers` threads compute up to `ahead` items early. With 0 workers everything is computed in
+    the calling thread. Closing the iterator, or an error in it, cancels the work that has not
+    started and waits for the threads to end.
 
-    >>> list(in_order(abs, [-3, 2, -1], workers=2, ahead=2))
+    >>> list(prefetch_map(abs, [-3, 2, -1], workers=2, ahead=2))
     [3, 2, 1]
     """
     if workers == 0:

@@ -1,4 +1,4 @@
-"""Pictures and their labels, side by side."""
+"""`Samples`: images and their labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Samples"]
 
 @dataclass(frozen=True, repr=False)
 class Samples:
-    """Labelled pictures in a fixed order; `skipped` holds a sentence about each thing that was left out.
+    """Labeled images in a fixed order; `skipped` has a warning for each file that was skipped.
 
     >>> import numpy as np
     >>> samples = Samples((np.zeros((2, 2), np.uint8),) * 3, ("cat", "dog", "cat"))
@@ -25,59 +25,60 @@ class Samples:
     (Samples(3 images of 2 classes), ('cat', 'dog'), {'cat': 2, 'dog': 1})
     """
 
-    pictures: tuple[ImageInput, ...]
+    images: tuple[ImageInput, ...]
     labels: tuple[str, ...]
     skipped: tuple[str, ...] = ()
-    published: bool = False  # a benchmark as its makers gave it, doubtful labels and all
+    published: bool = False  # a published benchmark, used unchanged even where its labels conflict
 
     def __post_init__(self) -> None:
-        if len(self.pictures) != len(self.labels):
-            raise DataError(f"there are {len(self.pictures)} images but {len(self.labels)} labels; give one label for each image")
+        if len(self.images) != len(self.labels):
+            raise DataError(f"there are {len(self.images)} images but {len(self.labels)} labels; give one label for each image")
         for name in self.classes:
             check_class_name(name)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __repr__(self) -> str:
         return f"Samples({len(self)} images of {len(self.classes)} classes)"
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The distinct labels, "class2" before "class10"."""
+        """Distinct labels in natural order, "class2" before "class10"."""
         return tuple(sorted(set(self.labels), key=natural_key))
 
     def counts(self) -> dict[str, int]:
-        """How many pictures each class has."""
-        numbers = Counter(self.labels)
-        return {name: numbers[name] for name in self.classes}
+        """Return the number of images of each class."""
+        counter = Counter(self.labels)
+        return {name: counter[name] for name in self.classes}
 
     def select(self, indices: Iterable[int]) -> Samples:
-        """The pictures at these positions, in this order."""
-        chosen = [int(index) for index in indices]
-        return Samples(tuple(self.pictures[i] for i in chosen), tuple(self.labels[i] for i in chosen), published=self.published)
+        """Return the samples at these indices, in the order of the indices."""
+        selected = [int(index) for index in indices]
+        return Samples(tuple(self.images[i] for i in selected), tuple(self.labels[i] for i in selected), published=self.published)
 
-    def of_classes(self, names: Iterable[str]) -> Samples:
-        """The pictures of these classes, in the order they have here."""
+    def select_classes(self, names: Iterable[str]) -> Samples:
+        """Return the samples of these classes, in their current order."""
         wanted = frozenset(names)
         return self.select(i for i, label in enumerate(self.labels) if label in wanted)
 
-    def first_of_each(self, count: int) -> Samples:
-        """At most so many pictures of each class, the first ones."""
+    def select_per_class(self, count: int) -> Samples:
+        """Return the first `count` samples of each class, or all of a smaller class, in order."""
         seen: Counter[str] = Counter()
-        chosen = []
-        for position, label in enumerate(self.labels):
+        selected = []
+        for index, label in enumerate(self.labels):
             seen[label] += 1
             if seen[label] <= count:
-                chosen.append(position)
-        return self.select(chosen)
+                selected.append(index)
+        return self.select(selected)
 
     def digest(self) -> str:
-        """A hash of all labels and contents, in order, by which a resumed run knows its data again.
+        """Return a hash of all labels and image contents, in order.
 
-        File names are left out: a folder that was moved is still the same data.
+        A resumed run recognizes its data by it. File names are not hashed: a folder that was moved
+        is still the same data.
         """
         total = hashlib.sha256()
-        for picture, label in zip(self.pictures, self.labels, strict=True):
-            total.update(hashlib.sha256(label.encode()).digest() + hash_image(picture))
+        for image, label in zip(self.images, self.labels, strict=True):
+            total.update(hashlib.sha256(label.encode()).digest() + hash_image(image))
         return total.hexdigest()

@@ -1,10 +1,12 @@
-"""From pixels to what the network sees: the paper's augmentation for training, a centre crop for the rest.
+"""Transforms from pixels to network input.
 
-A transform first decides on a `View` of a picture, then renders it: here with Pillow, one picture at a time; `batched.py` renders
-many at once on a GPU.
+For training they are the paper's augmentation, for evaluation a center crop. A transform first
+chooses a `View` of an image, which is then rendered: here with Pillow, one image at a time;
+`gpu_transforms` renders whole batches on a GPU.
 
-Bit-equal to torchvision's transforms on Pillow images, given the same random draws. That holds for a crop followed by
-a resize; Pillow's `resize(box=...)` looks at pixels outside the box and differs.
+Given the same random draws, the result is bit-equal to torchvision's transforms on Pillow images.
+That requires a crop followed by a resize; Pillow's `resize(box=...)` reads pixels outside the box
+and differs.
 """
 
 from __future__ import annotations
@@ -28,44 +30,44 @@ Box: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class View:
-    """What is to be seen of a picture: a box of it is resized, a square of the result is cut out, mirrored, brightened."""
+    """A rendering of an image: crop `box`, resize it, crop a square, flip it, scale brightness."""
 
     box: Box
-    resized: tuple[int, int]  # the box's new width and height
+    resized: tuple[int, int]  # width and height of the box after resizing
     corner: tuple[int, int]  # left and top of the square in the resized box
     flip: bool = False
     brightness: float = 1.0
 
 
 class Transform(Protocol):
-    """A recipe from pixels (H, W, 3) to the network's input (3, S, S)."""
+    """A mapping from pixels (H, W, 3) to network input (3, S, S)."""
 
     @property
     def size(self) -> int:
-        """The side S of what comes out."""
+        """Output side S."""
         ...
 
     @property
     def mean(self) -> Color:
-        """What is subtracted from each channel, of values in 0..1."""
+        """Mean of each channel, for values in 0..1."""
         ...
 
     @property
     def std(self) -> Color:
-        """What each channel is divided by."""
+        """Standard deviation of each channel, for values in 0..1."""
         ...
 
-    def view(self, width: int, height: int, rng: np.random.Generator, /) -> View:
-        """Decide what to see of a picture of this size."""
+    def make_view(self, width: int, height: int, rng: np.random.Generator, /) -> View:
+        """Choose a view of an image of this size."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """A random part of the picture, resized, maybe mirrored, maybe brightened or darkened, normalised.
+    """A random resized crop with random horizontal flip and brightness jitter, normalized.
 
-    `crop_scale` is the part's share of the area, `crop_ratio` its width over its height, `flip` the probability of
-    mirroring; the brightness is multiplied by a factor in 1 ± `brightness`.
+    `crop_scale` is the crop's share of the area, `crop_ratio` its width over its height, `flip` the
+    probability of a flip; the brightness is multiplied by a factor in 1 ± `brightness`.
     """
 
     size: int
@@ -76,8 +78,8 @@ class TrainTransform:
     flip: float = 0.5
     brightness: float = 0.0
 
-    def view(self, width: int, height: int, rng: np.random.Generator) -> View:
-        """A different view at every state of `rng`."""
+    def make_view(self, width: int, height: int, rng: np.random.Generator) -> View:
+        """Draw a random view from `rng`."""
         box = crop_box(width, height, self.crop_scale, self.crop_ratio, rng)
         flip = rng.random() < self.flip
         brightness = rng.uniform(max(0.0, 1 - self.brightness), 1 + self.brightness) if self.brightness else 1.0
@@ -86,7 +88,10 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """The middle of the picture, once its short side is `resize` (by default 256 for a `size` of 224), normalised."""
+    """A center crop after resizing the short side to `resize`, normalized.
+
+    The default of `resize` is 256 for a `size` of 224, and in proportion for others.
+    """
 
     size: int
     mean: Color
@@ -95,10 +100,10 @@ class EvalTransform:
 
     def __post_init__(self) -> None:
         if self.resize is not None and self.resize < self.size:
-            raise OptionError(f"resize={self.resize} leaves too little for a crop of {self.size}; give at least that")
+            raise OptionError(f"resize={self.resize} is too small for a crop of {self.size}; use at least {self.size}")
 
-    def view(self, width: int, height: int, rng: np.random.Generator | None = None) -> View:
-        """Always the same view; `rng` is not used."""
+    def make_view(self, width: int, height: int, rng: np.random.Generator | None = None) -> View:
+        """Return the same view at every call; `rng` is not used."""
         short = self.resize or round(self.size * 256 / 224)
         long = int(short * max(height, width) / min(height, width))
         resized = (short, long) if width <= height else (long, short)
@@ -106,32 +111,33 @@ class EvalTransform:
         return View((0, 0, width, height), resized, corner)
 
 
-def render(image: Pixels, view: View, recipe: Transform) -> NDArray[np.float32]:
-    """A view of one picture (H, W, 3), normalised: (3, S, S)."""
+def render(image: Pixels, view: View, transform: Transform) -> NDArray[np.float32]:
+    """Render and normalize a view of one image: (H, W, 3) -> (3, S, S)."""
     left, top, right, bottom = view.box
     part = Image.fromarray(image[top:bottom, left:right]).resize(view.resized, Image.Resampling.BICUBIC)
     x, y = view.corner
-    if (x, y, *view.resized) != (0, 0, recipe.size, recipe.size):
-        part = part.crop((x, y, x + recipe.size, y + recipe.size))
+    if (x, y, *view.resized) != (0, 0, transform.size, transform.size):
+        part = part.crop((x, y, x + transform.size, y + transform.size))
     if view.flip:
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if view.brightness != 1:
         part = ImageEnhance.Brightness(part).enhance(view.brightness)
-    return _normalised(part, recipe.mean, recipe.std)
+    return _normalize(part, transform.mean, transform.std)
 
 
 def crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator) -> Box:
-    """A random part of a picture as (left, top, right, bottom), after torchvision's RandomResizedCrop.
+    """Draw a random crop as (left, top, right, bottom), as torchvision's RandomResizedCrop does.
 
-    Ten draws of area and shape; if none fits, the largest central part of an allowed shape.
+    Area and aspect ratio are drawn up to ten times; if no crop fits, the largest central one of an
+    allowed ratio is used.
 
     >>> crop_box(400, 100, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
     (150, 0, 250, 100)
     """
     for _ in range(10):
         area = width * height * rng.uniform(*scale)
-        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
             top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
             return left, top, left + w, top + h
@@ -144,7 +150,7 @@ def crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[f
     return left, top, left + w, top + h
 
 
-def _normalised(image: Image.Image, mean: Color, std: Color) -> NDArray[np.float32]:
+def _normalize(image: Image.Image, mean: Color, std: Color) -> NDArray[np.float32]:
     values = np.asarray(image).transpose(2, 0, 1).astype(np.float32, order="C")  # (S, S, 3) -> (3, S, S)
     values /= 255
     values -= np.array(mean, np.float32)[:, None, None]

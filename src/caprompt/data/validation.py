@@ -1,4 +1,4 @@
-"""Looking at every picture once, before hours are spent on learning from them."""
+"""Validation of all images before a long training: every image decodes, and none has two labels."""
 
 from __future__ import annotations
 
@@ -15,111 +15,112 @@ from typing import TypeVar
 import numpy as np
 
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import ADVICE, ImageInput, hash_image
-from caprompt.data.prefetch import in_order
+from caprompt.data.images import SKIP_HINT, ImageInput, hash_image
+from caprompt.data.prefetch import prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
-__all__ = ["check_one_class_each", "validate_images"]
+__all__ = ["check_label_conflicts", "map_in_threads", "validate_images"]
 
-Found = TypeVar("Found")
+R = TypeVar("R")
 
-FIRST = 16  # pictures that tell whether threads pay
-QUICK = 1e-3  # seconds a picture; handing a smaller one to a thread takes longer than looking at it
+NUM_TIMED = 16  # calls that are timed to decide whether to use threads
+MIN_THREADED_SECONDS = 1e-3  # per call; handing a shorter one to a thread takes longer than the call
 
 
 def validate_images(
     samples: Samples,
-    store: ImageCache,
+    cache: ImageCache,
     skip_bad: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Samples:
-    """The samples whose pictures can be decoded; `store` holds them afterwards, as far as it has room.
+    """Return the samples whose images can be decoded.
 
-    A bad picture is an error, or with `skip_bad` left out and told of in `skipped`.
-    `on_progress(done, total)` is called after each picture.
+    `cache` stores the decoded images, as far as its budget allows. An unreadable image raises
+    `DataError`, or with `skip_bad` is skipped and reported in `skipped`. `on_progress(done, total)`
+    is called after each image.
     """
 
-    def trouble(position: int) -> str | None:
+    def find_problem(index: int) -> str | None:
         try:
-            store.get(samples.pictures[position])
+            cache.get(samples.images[index])
         except DataError as error:
-            if isinstance(samples.pictures[position], Path):
+            if isinstance(samples.images[index], Path):
                 return str(error)
-            return f"image {position} of class '{samples.labels[position]}' cannot be used: {error}"
+            return f"image {index} of class '{samples.labels[index]}' cannot be used: {error}"
         return None
 
-    good, skipped = [], []
-    with closing(looked_at(trouble, len(samples))) as troubles:
-        for position, problem in enumerate(troubles):
+    readable, skipped = [], []
+    with closing(map_in_threads(find_problem, len(samples))) as problems:
+        for index, problem in enumerate(problems):
             if problem is None:
-                good.append(position)
+                readable.append(index)
             elif skip_bad:
-                skipped.append(f"{problem.removesuffix(ADVICE)}, left out")
+                skipped.append(f"{problem.removesuffix(SKIP_HINT)}, skipped")
             else:
                 raise DataError(problem)
             if on_progress is not None:
-                on_progress(position + 1, len(samples))
+                on_progress(index + 1, len(samples))
 
-    kept = samples.select(good)
+    valid = samples.select(readable)
     for name in samples.classes:
-        if name not in kept.classes:
-            raise DataError(f"none of the images of class '{name}' can be read; mend them or remove the class")
-    if not samples.published:  # CIFAR-100, for one, holds some pictures under two labels, and is compared as it is
-        check_one_class_each(kept)
-    return replace(kept, skipped=samples.skipped + tuple(skipped))
+        if name not in valid.classes:
+            raise DataError(f"none of the images of class '{name}' can be read; repair them or remove the class")
+    if not samples.published:  # e.g. CIFAR-100 has some images under two labels, and is compared unchanged
+        check_label_conflicts(valid)
+    return replace(valid, skipped=samples.skipped + tuple(skipped))
 
 
-def looked_at(look: Callable[[int], Found], count: int) -> Generator[Found, None, None]:
-    """`map(look, range(count))`, in threads where that pays.
+def map_in_threads(function: Callable[[int], R], count: int) -> Generator[R, None, None]:
+    """Yield `map(function, range(count))`, computed in threads if the first calls are slow.
 
-    >>> list(looked_at(abs, 3))
+    >>> list(map_in_threads(abs, 3))
     [0, 1, 2]
     """
     seconds = [0.0]
-    for position in range(min(FIRST, count)):
-        began = time.perf_counter()
-        found = look(position)
-        seconds.append(time.perf_counter() - began)
-        yield found
-    workers = min(8, os.cpu_count() or 1) if median(seconds) > QUICK else 0
-    with closing(in_order(look, range(FIRST, count), workers, ahead=4 * workers)) as rest:
-        yield from rest
+    for index in range(min(NUM_TIMED, count)):
+        start = time.perf_counter()
+        result = function(index)
+        seconds.append(time.perf_counter() - start)
+        yield result
+    workers = min(8, os.cpu_count() or 1) if median(seconds) > MIN_THREADED_SECONDS else 0
+    with closing(prefetch_map(function, range(NUM_TIMED, count), workers, ahead=4 * workers)) as remaining:
+        yield from remaining
 
 
-def check_one_class_each(samples: Samples) -> None:
-    """Refuse a picture that is in two classes: no classifier can learn which one it is."""
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    for position, picture in enumerate(samples.pictures):
-        alike[_size(picture)].append(position)
-    for positions in alike.values():
-        if len({samples.labels[position] for position in positions}) > 1:  # contents are hashed only where needed
-            _check_alike(samples, positions)
+def check_label_conflicts(samples: Samples) -> None:
+    """Raise `DataError` for an image that is in two classes, since no classifier can learn that."""
+    same_size: dict[Hashable, list[int]] = defaultdict(list)
+    for index, image in enumerate(samples.images):
+        same_size[_get_size(image)].append(index)
+    for indices in same_size.values():
+        if len({samples.labels[index] for index in indices}) > 1:  # contents are hashed only where needed
+            _check_contents(samples, indices)
 
 
-def _check_alike(samples: Samples, positions: list[int]) -> None:
+def _check_contents(samples: Samples, indices: list[int]) -> None:
     first: dict[bytes, int] = {}
-    for position in positions:
+    for index in indices:
         try:
-            other = first.setdefault(hash_image(samples.pictures[position]), position)
-        except DataError:  # an unreadable picture is `verified`'s to report, or to skip
+            other = first.setdefault(hash_image(samples.images[index]), index)
+        except DataError:  # `validate_images` reports or skips unreadable images
             continue
-        if samples.labels[other] != samples.labels[position]:
-            raise DataError(f"{_name(samples, other)} and {_name(samples, position)} are the same image; keep it in one class")
+        if samples.labels[other] != samples.labels[index]:
+            raise DataError(f"{_describe(samples, other)} and {_describe(samples, index)} are the same image; keep it in one class")
 
 
-def _size(picture: ImageInput) -> Hashable:
-    """What equal pictures have in common and most others have not, without reading any pixels."""
-    if isinstance(picture, np.ndarray):
-        return picture.shape
-    if isinstance(picture, Path):
+def _get_size(image: ImageInput) -> Hashable:
+    """Return a key that equal images share and most others do not, without reading any pixels."""
+    if isinstance(image, np.ndarray):
+        return image.shape
+    if isinstance(image, Path):
         try:
-            return picture.stat().st_size
+            return image.stat().st_size
         except (OSError, ValueError):  # ValueError: a NUL character in the path
             return None
-    return picture.size
+    return image.size
 
 
-def _name(samples: Samples, position: int) -> str:
-    picture, label = samples.pictures[position], samples.labels[position]
-    return f"'{picture}' (class '{label}')" if isinstance(picture, Path) else f"image {position} (class '{label}')"
+def _describe(samples: Samples, index: int) -> str:
+    image, label = samples.images[index], samples.labels[index]
+    return f"'{image}' (class '{label}')" if isinstance(image, Path) else f"image {index} (class '{label}')"

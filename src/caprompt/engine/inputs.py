@@ -1,4 +1,4 @@
-"""Feeding a network: labelled pictures become batches as its backbone expects them, augmented for training or plain."""
+"""Input pipeline: labeled images become batches as a backbone expects them, augmented for training or plain for evaluation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from caprompt.backbones.constants import CIFAR100, IMAGENET_MEAN, IMAGENET_STD, UNCHANGED
+from caprompt.backbones.constants import NORMALIZATIONS
 from caprompt.backbones.weights import Backbone
 from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.loader import batches, cached_batches, streamed_batches
-from caprompt.data.sources import Samples
+from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches
+from caprompt.data.samples import Samples
 from caprompt.data.transforms import Color, EvalTransform, TrainTransform
 from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
@@ -21,11 +21,12 @@ from caprompt.utils.random import derive_seed
 __all__ = ["InputPipeline", "RepeatableBatches"]
 
 
-DECODE_FACTOR = 4  # photos are kept at most this many times as large as the network's input
+DECODE_FACTOR = 4  # photos are stored at most this many times as large as the network's input
+CACHE_BYTES = 2 * 1024**3  # decoded images kept in memory
 
 
 class RepeatableBatches:
-    """Batches that can be gone through more than once."""
+    """Batches that can be iterated over more than once."""
 
     def __init__(self, start: Callable[[], Batches]) -> None:
         self.start = start
@@ -35,34 +36,33 @@ class RepeatableBatches:
 
 
 class InputPipeline:
-    """Makes batches for one backbone. It lives for one call; the decoded pictures it keeps are gone with it.
+    """Makes batches for one backbone. It lives for one call, and so does its cache of decoded images.
 
-    On a GPU pictures are cropped, resized and coloured there, many at once (`batched`); else by Pillow in threads.
+    On a GPU, images are cropped, resized and normalized there, many at once (`batched`); else by Pillow in threads.
     """
 
     def __init__(
-        self, backbone: Backbone, device: torch.device, budget_bytes: int = 2 * 1024**3, batched: bool | None = None
+        self, backbone: Backbone, device: torch.device, cache_bytes: int = CACHE_BYTES, batched: bool | None = None
     ) -> None:
         self.backbone = backbone
         self.device = device
         self.batched = device.type != "cpu" if batched is None else batched
-        self.store = ImageCache(budget_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
+        self.cache = ImageCache(cache_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
 
     def mean_and_std(self, options: Options) -> tuple[Color, Color]:
-        """What pictures are normalised with."""
-        known = {"none": UNCHANGED, "cifar100": CIFAR100, "imagenet": (IMAGENET_MEAN, IMAGENET_STD)}
-        return known.get(options.normalise, (self.backbone.mean, self.backbone.std))
+        """Return the mean and standard deviation that images are normalized with."""
+        return NORMALIZATIONS.get(options.normalise, (self.backbone.mean, self.backbone.std))
 
-    def plain(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:
-        """Every picture once, in order, as at the test."""
+    def eval_batches(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:
+        """Yield every image once, in order, resized and cropped as at test time."""
         size = self.backbone.config.image_size
         transform = EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
         if self.batched:
-            return streamed_batches(samples, targets, transform, self.store, batch_size, device=self.device)
-        return batches(samples, targets, transform, self.store, batch_size, seed=None, shuffle=False)
+            return iter_streamed_batches(samples, targets, transform, self.cache, batch_size, device=self.device)
+        return iter_batches(samples, targets, transform, self.cache, batch_size, seed=None, shuffle=False)
 
-    def augmented(self, samples: Samples, targets: Sequence[int], options: Options, seed: int) -> Callable[[int], Batches]:
-        """A function from the epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
+    def train_batches(self, samples: Samples, targets: Sequence[int], options: Options, seed: int) -> Callable[[int], Batches]:
+        """Return a function from an epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
         transform = TrainTransform(
             self.backbone.config.image_size,
             *self.mean_and_std(options),
@@ -71,12 +71,12 @@ class InputPipeline:
             brightness=options.brightness,
         )
 
-        bank = GPUImageCache(map(self.store.get, samples.pictures), self.device) if self.batched else None
+        image_cache = GPUImageCache(map(self.cache.get, samples.images), self.device) if self.batched else None
 
         def epoch_batches(epoch: int) -> Batches:
-            chance = [derive_seed(seed, "epoch", epoch)]
-            if bank is not None:
-                return cached_batches(bank, targets, transform, options.batch_size, seed=chance)
-            return batches(samples, targets, transform, self.store, options.batch_size, seed=chance, shuffle=True)
+            epoch_seed = [derive_seed(seed, "epoch", epoch)]
+            if image_cache is not None:
+                return iter_cached_batches(image_cache, targets, transform, options.batch_size, seed=epoch_seed)
+            return iter_batches(samples, targets, transform, self.cache, options.batch_size, seed=epoch_seed, shuffle=True)
 
         return epoch_batches

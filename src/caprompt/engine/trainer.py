@@ -1,7 +1,7 @@
-"""The loop, one screen of it: an optimiser, a head rate, clipping, a schedule, a fresh optimiser for every task.
+"""The training loop, on one screen: optimizer, learning rate of the head, clipping, schedule; a new optimizer for every task.
 
-The caller hears of every step and epoch through `listen`, and gets the chance to `save` after each epoch. Nothing here is random:
-the batches of an epoch are the caller's.
+The caller is told of every step and epoch through a callback, and may save after each epoch.
+Nothing here is random: the batches of an epoch come from the caller.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from caprompt.callbacks.events import Callback, EpochEnded, StepEnded, ignore_ev
 from caprompt.errors import CapromptError
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
-from caprompt.utils import optimizers
 from caprompt.utils.cuda_graphs import capture
-from caprompt.utils.optimizers import make_optimizer
+from caprompt.utils.optimizers import load_optimizer_state, make_optimizer, set_learning_rates
 
 __all__ = ["TrainingStep", "build_optimizer", "fit", "learning_rate_factor", "make_step", "trainable_parameters"]
 
 
 class TrainingStep:
-    """A function of images (B, 3, S, S) and labels (B,) that changes the method; it returns the parts of the loss."""
+    """One step: the losses of a batch, their gradients, clipped, and the optimizer's update."""
 
     def __init__(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
         self.method = method
@@ -33,6 +32,7 @@ class TrainingStep:
         self.parameters = trainable_parameters(method)
 
     def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Train on images (B, 3, S, S) and labels (B,); return the terms of the loss."""
         losses = self.method.loss(images, labels)
         self.optimizer.zero_grad()
         torch.stack(list(losses.values())).sum().backward()
@@ -43,7 +43,7 @@ class TrainingStep:
 
 
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
-    """The step, recorded on a GPU where the method allows it."""
+    """Return the training step, captured as a CUDA graph where device and method allow it."""
     step = TrainingStep(method, optimizer)
     return capture(step, method.device) if method.can_capture_step else step
 
@@ -54,38 +54,53 @@ def fit(
     *,
     start: int = 0,
     optimizer_tensors: Mapping[str, Tensor] | None = None,
-    listen: Callback = ignore_event,
+    callback: Callback = ignore_event,
     save: Callable[[EpochEnded, torch.optim.Optimizer], None] = lambda epoch, optimizer: None,
 ) -> None:
     """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs."""
     options, epochs, device = method.options, method.epochs, method.device
     if not epochs:
-        return  # nothing is trained in this task, so there may be nothing to optimise
+        return  # nothing is trained in this task, so there may be nothing to optimize
     optimizer = build_optimizer(method)
     if optimizer_tensors:
-        optimizers.load_optimizer_state(optimizer, optimizer_tensors)
+        load_optimizer_state(optimizer, optimizer_tensors)
     step = make_step(method, optimizer)
     for epoch in range(start, epochs):
-        began, images_seen = time.perf_counter(), 0
+        start_time, num_images = time.perf_counter(), 0
         sums: dict[str, Tensor] = {}
-        optimizers.set_learning_rates(optimizer, learning_rate_factor(options, epoch, epochs))
+        set_learning_rates(optimizer, learning_rate_factor(options, epoch, epochs))
         for images, labels in batches(epoch):
-            parts = step(images.to(device), labels.to(device))
-            images_seen += images.shape[0]
-            sums = {name: sums.get(name, 0) + part * images.shape[0] for name, part in parts.items()}
-            listen(StepEnded(epoch, images.shape[0], parts))
-        means = {name: float(total) / images_seen for name, total in sums.items()}
-        seconds = time.perf_counter() - began
+            losses = step(images.to(device), labels.to(device))
+            num_images += images.shape[0]
+            sums = {name: sums.get(name, 0) + loss * images.shape[0] for name, loss in losses.items()}
+            callback(StepEnded(epoch, images.shape[0], losses))
+        means = {name: float(total) / num_images for name, total in sums.items()}
+        seconds = time.perf_counter() - start_time
         if not all(math.isfinite(mean) for mean in means.values()):
             raise CapromptError(f"the loss is no longer finite after epoch {epoch + 1}; lower learning_rate")
-        ended = EpochEnded(epoch, epochs, means, images_seen, seconds)
+        ended = EpochEnded(epoch, epochs, means, num_images, seconds)
         save(ended, optimizer)
-        listen(ended)
-    optimizer.zero_grad()  # what a task froze should not carry its last gradient along
+        callback(ended)
+    optimizer.zero_grad()  # parameters that the task froze should not carry their last gradient along
+
+
+def trainable_parameters(method: Method) -> list[nn.Parameter]:
+    """Return the parameters that are trained in the current task."""
+    return [parameter for parameter in method.parameters() if parameter.requires_grad]
+
+
+def build_optimizer(method: Method) -> torch.optim.Optimizer:
+    """Return the optimizer of one task: a parameter group for the head and one for everything else that is trained."""
+    options, head, trained = method.options, set(method.trained_head.parameters()), trainable_parameters(method)
+    groups = [
+        ([parameter for parameter in trained if parameter not in head], options.learning_rate),
+        ([parameter for parameter in trained if parameter in head], options.learning_rate * options.head_rate),
+    ]
+    return make_optimizer(options.optimizer, groups, momentum=options.momentum, weight_decay=options.weight_decay)
 
 
 def learning_rate_factor(options: Options, epoch: int, epochs: int) -> float:
-    """The learning rate of an epoch among `epochs`, relative to the first one's.
+    """Return the learning rate of an epoch among `epochs`, relative to the first one's.
 
     >>> [round(learning_rate_factor(Options(schedule="cosine"), epoch, 4), 2) for epoch in range(4)]
     [1.0, 0.85, 0.5, 0.15]
@@ -97,18 +112,3 @@ def learning_rate_factor(options: Options, epoch: int, epochs: int) -> float:
     if options.schedule == "step" and epoch >= round(options.step_at * epochs):
         return 0.1
     return 1.0
-
-
-def trainable_parameters(method: Method) -> list[nn.Parameter]:
-    """The parameters that learn in the current task."""
-    return [parameter for parameter in method.parameters() if parameter.requires_grad]
-
-
-def build_optimizer(method: Method) -> torch.optim.Optimizer:
-    """The optimiser of one task: a group for the head and one for all else that learns."""
-    options, head, learning = method.options, set(method.trained_head.parameters()), trainable_parameters(method)
-    groups = [
-        ([parameter for parameter in learning if parameter not in head], options.learning_rate),
-        ([parameter for parameter in learning if parameter in head], options.learning_rate * options.head_rate),
-    ]
-    return make_optimizer(options.optimizer, groups, momentum=options.momentum, weight_decay=options.weight_decay)

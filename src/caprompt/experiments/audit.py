@@ -1,15 +1,16 @@
-"""The audit: does an image's answer depend on its company?
+"""The audit: does a prediction depend on batch composition?
 
-Public code in this field lets the images of a test batch influence each other; a test that walks through the classes in order then
-leaks which task an image belongs to. The audit predicts the same images one by one, in batches of several sizes, sorted by class
-and by task, and shuffled, and counts the answers that change. For an honest model none does, ties to rounding apart.
+Public code in this field lets the images of a test batch influence each other; a test that goes through the classes in order
+then leaks which task an image belongs to. The audit predicts the same images one by one, in batches of several sizes, sorted by
+class and by task, and shuffled, and counts the predictions that change. For an honest model none does, apart from ties within
+rounding.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from caprompt.data import Samples, load_dataset, read_source
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.data.duplicates import find_duplicates
 from caprompt.data.sources import Source
+from caprompt.engine.inference import predict_samples
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError
 from caprompt.experiments import data_warnings
 from caprompt.experiments.run_folder import RunResult, read_plan
-from caprompt.protocols import HONEST, protocol, single
+from caprompt.protocols import HONEST, describe_protocol, require_same_protocol
 from caprompt.utils import files
 
 __all__ = [
@@ -35,33 +37,35 @@ __all__ = [
     "Arrangement",
     "Audit",
     "audit",
+    "count_changed",
     "find_data_warnings",
     "joint_warning",
+    "list_arrangements",
     "load_audit_images",
     "read_joint_summary",
     "save_with_run",
 ]
 
-ROUNDING = 1e-4  # of a probability: a change of label within this is a tie, not a dependence
-BATCH = 64
+ROUNDING = 1e-4  # of a probability: labels whose probabilities are this close are a tie
+BATCH_SIZE = 64
 
 AUDIT = "audit.json"
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One way of presenting the images, against one by one."""
+    """One order and batch size, compared with one image at a time."""
 
     name: str
     accuracy: float  # over all images, in percent
     average_accuracy: float  # mean over tasks (ACC)
-    changed: int  # answers that differ beyond rounding
+    changed: int  # predictions that differ by more than rounding
     largest_difference: float  # of any class probability
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What company does to the answers."""
+    """How batch composition changes the predictions."""
 
     images: int
     arrangements: tuple[Arrangement, ...]  # the first is one by one
@@ -70,81 +74,95 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Did every image keep its answer?"""
+        """Whether no prediction changed."""
         return not any(arrangement.changed for arrangement in self.arrangements)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {**asdict(self), "clean": self.clean}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Audit:
+        """Rebuild an audit from `as_dict()`; keys that it does not know are ignored."""
+        names = [field.name for field in fields(Arrangement)]
+        arrangements = tuple(Arrangement(**{name: each[name] for name in names}) for each in document["arrangements"])
+        return cls(document["images"], arrangements, document.get("protocol", HONEST), tuple(document.get("skipped", ())))
+
+    def tabulate(self) -> tuple[list[str], list[list[str]]]:
+        """Return column headings and rows for display, one row per arrangement."""
+        headings = ["arrangement", "accuracy", "ACC", "changed predictions", "largest difference"]
+        rows = [
+            [each.name, f"{each.accuracy:.2f}", f"{each.average_accuracy:.2f}", str(each.changed), f"{each.largest_difference:.1e}"]
+            for each in self.arrangements
+        ]
+        return headings, rows
 
 
 def audit(model: ContinualClassifier, source: Source, *, seed: int = 0, skip_bad: bool = False) -> Audit:
-    """Predict labelled images in several arrangements and compare each with one by one.
+    """Predict labeled images in several arrangements and compare each with one image at a time.
 
-    In float32 wherever the model is, so that what is found is the method's doing and not the rounding of half precision.
+    Everything is computed in float32, so that a change is the method's doing and not the rounding of half precision.
     """
-    feeder = InputPipeline(model.backbone, model.device)
-    samples, targets = model.labelled(source, feeder, skip_bad)
+    pipeline = InputPipeline(model.backbone, model.device)
+    samples, targets = model.read_labeled(source, pipeline, skip_bad)
     task_of_class = model.method.task_of_class.tolist()
-    with model.with_options({"precision": "fp32"}):
-        alone = probabilities(model, feeder, samples, range(len(samples)), batch_size=1)
-        found = [Arrangement("one by one", *accuracies(alone, targets, task_of_class), 0, 0.0)]
-        for name, order, size in arrangements(targets, task_of_class, seed):
-            together = probabilities(model, feeder, samples, order, size)
-            difference = float((together - alone).abs().max())
-            found.append(
-                Arrangement(name, *accuracies(together, targets, task_of_class), count_changed(alone, together), difference)
-            )
-    return Audit(len(samples), tuple(found), protocol(model.method.options), samples.skipped)
+    with model.override_options({"precision": "fp32"}):
+        alone = _predict_probabilities(model, pipeline, samples, range(len(samples)), batch_size=1)
+        results = [Arrangement("one by one", *_accuracies(alone, targets, task_of_class), 0, 0.0)]
+        for name, order, size in list_arrangements(targets, task_of_class, seed):
+            batched = _predict_probabilities(model, pipeline, samples, order, size)
+            changed, difference = count_changed(alone, batched), float((batched - alone).abs().max())
+            results.append(Arrangement(name, *_accuracies(batched, targets, task_of_class), changed, difference))
+    return Audit(len(samples), tuple(results), describe_protocol(model.method.options), samples.skipped)
 
 
-def arrangements(targets: Sequence[int], task_of_class: Sequence[int], seed: int) -> Iterator[tuple[str, Sequence[int], int]]:
-    """Name, order and batch size of each way to present the images."""
-    given = range(len(targets))
-    yield "as given, batches of 7", given, 7
-    yield f"as given, batches of {BATCH}", given, BATCH
-    yield f"sorted by class, batches of {BATCH}", sorted(given, key=lambda i: targets[i]), BATCH
-    yield f"sorted by task, batches of {BATCH}", sorted(given, key=lambda i: task_of_class[targets[i]]), BATCH
-    yield f"shuffled, batches of {BATCH}", np.random.default_rng(seed).permutation(len(targets)).tolist(), BATCH
+def list_arrangements(targets: Sequence[int], task_of_class: Sequence[int], seed: int) -> Iterator[tuple[str, Sequence[int], int]]:
+    """Yield the name, order and batch size of each arrangement."""
+    in_order = range(len(targets))
+    yield "as given, batches of 7", in_order, 7
+    yield f"as given, batches of {BATCH_SIZE}", in_order, BATCH_SIZE
+    yield f"sorted by class, batches of {BATCH_SIZE}", sorted(in_order, key=lambda i: targets[i]), BATCH_SIZE
+    yield f"sorted by task, batches of {BATCH_SIZE}", sorted(in_order, key=lambda i: task_of_class[targets[i]]), BATCH_SIZE
+    yield f"shuffled, batches of {BATCH_SIZE}", np.random.default_rng(seed).permutation(len(targets)).tolist(), BATCH_SIZE
 
 
-def probabilities(
-    model: ContinualClassifier, feeder: InputPipeline, samples: Samples, order: Sequence[int], batch_size: int
+def _predict_probabilities(
+    model: ContinualClassifier, pipeline: InputPipeline, samples: Samples, order: Sequence[int], batch_size: int
 ) -> Tensor:
-    """Class probabilities (N, C) of the images shown in this order, put back into their own."""
-    shown = feeder.plain(samples.select(order), [0] * len(samples), model.method.options, batch_size)
-    rows = torch.cat([model.method.predict(images).logits.softmax(dim=1).cpu() for images, _ in shown])
-    own_order = torch.empty_like(rows)
-    own_order[torch.tensor(list(order))] = rows
-    return own_order
+    """Return class probabilities (N, C) of images that are predicted in this order, in the order of the samples."""
+    output = predict_samples(model.method.predict, pipeline, samples.select(order), model.method.options, batch_size)
+    probabilities = output.logits.softmax(dim=1).cpu()
+    restored = torch.empty_like(probabilities)
+    restored[torch.tensor(list(order))] = probabilities
+    return restored
 
 
-def accuracies(rows: Tensor, targets: Sequence[int], task_of_class: Sequence[int]) -> tuple[float, float]:
-    """Percent right over all images, and the mean of that over tasks.
+def _accuracies(probabilities: Tensor, targets: Sequence[int], task_of_class: Sequence[int]) -> tuple[float, float]:
+    """Return the accuracy over all images and the mean accuracy over tasks, in percent.
 
-    >>> accuracies(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 0, 1], [0, 1])
+    >>> _accuracies(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 0, 1], [0, 1])
     (75.0, 50.0)
     """
-    answers = list(zip(rows.argmax(dim=1).tolist(), targets, strict=True))
-    by_task = {task: [pair for pair in answers if task_of_class[pair[1]] == task] for task in sorted(set(task_of_class))}
-    each = [metrics.percent_correct(*zip(*pairs, strict=True)) for pairs in by_task.values() if pairs]
-    return metrics.percent_correct(*zip(*answers, strict=True)), metrics.average_accuracy([each])
+    pairs = list(zip(probabilities.argmax(dim=1).tolist(), targets, strict=True))
+    by_task = {task: [pair for pair in pairs if task_of_class[pair[1]] == task] for task in sorted(set(task_of_class))}
+    per_task = [metrics.percent_correct(*zip(*members, strict=True)) for members in by_task.values() if members]
+    return metrics.percent_correct(*zip(*pairs, strict=True)), metrics.average_accuracy([per_task])
 
 
-def count_changed(alone: Tensor, together: Tensor) -> int:
-    """How many answers differ, ties to rounding apart.
+def count_changed(alone: Tensor, batched: Tensor) -> int:
+    """Return how many predictions differ, apart from ties within rounding.
 
     >>> alone = torch.tensor([[0.6, 0.4], [0.50001, 0.49999], [0.3, 0.7]])
     >>> count_changed(alone, torch.tensor([[0.4, 0.6], [0.49999, 0.50001], [0.3, 0.7]]))
     1
     """
-    before, after = alone.argmax(dim=1), together.argmax(dim=1)
-    lead = alone.gather(1, before[:, None]) - alone.gather(1, after[:, None])  # by how much the lost answer led
-    return int(((before != after) & (lead.squeeze(1) > ROUNDING)).sum())
+    before, after = alone.argmax(dim=1), batched.argmax(dim=1)
+    margin = alone.gather(1, before[:, None]) - alone.gather(1, after[:, None])  # by which the lost prediction led
+    return int(((before != after) & (margin.squeeze(1) > ROUNDING)).sum())
 
 
 def load_audit_images(source: str, train: str | None) -> tuple[Samples, Samples | None]:
-    """The images to test with, and those to look for them among, if they are known."""
+    """Return the images to test with, and the training images to look for them among, if these are known."""
     if source in DATASETS:
         data = load_dataset(source)
         return data.test, read_source(train) if train else data.train
@@ -154,14 +172,14 @@ def load_audit_images(source: str, train: str | None) -> tuple[Samples, Samples 
 def find_data_warnings(
     model: ContinualClassifier, folder: Path, source: str, test: Samples, trained_on: Samples | None
 ) -> list[str | None]:
-    """What the images and the backbone's past say about the figures."""
-    dataset = source if source in DATASETS else find_run_dataset(folder)
+    """Return warnings about test images that were trained on, and labels that the backbone was pre-trained with."""
+    dataset = source if source in DATASETS else _find_run_dataset(folder)
     repeated = len(find_duplicates(test, trained_on)) if trained_on else 0
     return [data_warnings.duplicate_warning(repeated, len(test)), data_warnings.pretraining_warning(model.backbone.name, dataset)]
 
 
-def find_run_dataset(folder: Path) -> str:
-    """The data set that a run, whose model this is, was on; "" for a model that stands for itself."""
+def _find_run_dataset(folder: Path) -> str:
+    """Return the data set of the run that a model folder belongs to; "" for a model that belongs to none."""
     try:
         return str(json.loads((folder.resolve().parent / "run.json").read_text(encoding="utf-8"))["config"]["dataset"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -169,38 +187,38 @@ def find_run_dataset(folder: Path) -> str:
 
 
 def save_with_run(model: Path, document: dict[str, Any]) -> None:
-    """Write the audit of a run's model into the run's folder, with the hash of what was audited: a report shows it."""
-    home = model.resolve().parent
-    if (home / "run.json").is_file():
+    """Write the audit of a run's model into the run's folder, with the hash of the audited state, for reports."""
+    run_folder = model.resolve().parent
+    if (run_folder / "run.json").is_file():
         state = checkpoint.read_config(model)["files"][checkpoint.STATE]
-        files.write_json(home / AUDIT, {**document, "state": state})
+        files.write_json(run_folder / AUDIT, {**document, "state": state})
 
 
-def read_joint_summary(place: Path, model: ContinualClassifier) -> dict[str, float]:
-    """What a joint run reached; one of another method, backbone, protocol or other classes is refused."""
-    folder = place.parent if place.is_file() else place
+def read_joint_summary(path: Path, model: ContinualClassifier) -> dict[str, float]:
+    """Return the metrics of a joint run; one of another method, backbone, protocol or other classes is refused."""
+    folder = path.parent if path.is_file() else path
     try:
         plan, results = read_plan(folder), RunResult.load(folder)
         theirs = plan["config"]["method"], plan["backbone"]["sha256"], sorted(name for task in results.tasks for name in task)
     except (KeyError, TypeError) as error:
-        raise InputError(f"'{place}' does not hold a run that can be compared with") from error
+        raise InputError(f"'{path}' does not hold a run that can be compared with") from error
     if len(results.tasks) != 1 or not results.finished:
-        raise InputError(f"the run in '{place}' is no finished joint training; give one that learned all classes in one task")
+        raise InputError(f"the run in '{path}' is not a finished joint training; pass one that learned all classes in one task")
     ours = model.method.name, model.backbone.sha256, sorted(model.classes)
     for what, one, other in zip(("method", "backbone", "set of classes"), theirs, ours, strict=True):
         if one != other:
-            raise InputError(f"the joint run in '{place}' cannot be compared with this model: it has another {what}")
-    single([results.protocol, protocol(model.method.options)])
+            raise InputError(f"the joint run in '{path}' cannot be compared with this model: it has another {what}")
+    require_same_protocol([results.protocol, describe_protocol(model.method.options)])
     return results.summary()
 
 
-def joint_warning(found: Audit, joint: dict[str, float], place: str) -> str | None:
-    """What to say where a model does better, in whatever arrangement, than the same method with all classes at once."""
-    best = max(found.arrangements, key=lambda each: each.average_accuracy)
-    pooled = max(each.accuracy for each in found.arrangements)
+def joint_warning(result: Audit, joint: dict[str, float], path: str) -> str | None:
+    """Return a warning if a model does better, in any arrangement, than the same method with all classes at once."""
+    best = max(result.arrangements, key=lambda each: each.average_accuracy)
+    pooled = max(each.accuracy for each in result.arrangements)
     if best.average_accuracy <= joint["ACC"] and pooled <= joint["pooled"]:
         return None
     return (
         f"ACC {best.average_accuracy:.2f} and accuracy {pooled:.2f} against {joint['ACC']:.2f} and {joint['pooled']:.2f} of joint "
-        f"training in '{place}': learning piece by piece should not do better ({best.name})"
+        f"training in '{path}': class-incremental learning should not do better ({best.name})"
     )

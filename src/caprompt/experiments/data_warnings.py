@@ -1,7 +1,7 @@
-"""Reasons to doubt a figure, each a sentence: test images that were trained on, and labels that the backbone was taught.
+"""Reasons to doubt an accuracy, each a sentence: test images that were trained on, and labels that the backbone was trained with.
 
-Of labels, only what is certain is said. ImageNet-R and Tiny-ImageNet took their classes from ImageNet-1k, and ImageNet-21k has
-those too. CIFAR-100 and CUB-200 share some classes with ImageNet by name, but which of them are the same is a matter of opinion.
+Only certain overlaps of labels are reported. ImageNet-R and Tiny-ImageNet took their classes from ImageNet-1k, and ImageNet-21k
+has those too. CIFAR-100 and CUB-200 share some class names with ImageNet, but which of them mean the same is a matter of opinion.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ EMBEDDED = "tin200_distilled"  # see MODEL_CARD.md
 
 
 def duplicate_warning(repeated: int, images: int) -> str | None:
-    """What to say where test images are among the training images.
+    """Return a warning if test images are among the training images.
 
     >>> duplicate_warning(10, 10_000)
-    '10 of the 10,000 test images are among the training images too'
+    '10 of the 10,000 test images are also among the training images'
     """
-    return f"{repeated:,} of the {images:,} test images are among the training images too" if repeated else None
+    return f"{repeated:,} of the {images:,} test images are also among the training images" if repeated else None
 
 
 def pretraining_labels(backbone: str) -> str | None:
-    """Whose labels a backbone was trained with, by its name; None for self-supervised ones, captions, and where nobody knows.
+    """Return which labels a backbone was trained with, by its name; None if self-supervised, trained on captions, or unknown.
 
     >>> pretraining_labels("vit_base_patch16_224.augreg_in21k_ft_in1k"), pretraining_labels("deit_tiny_patch16_224")
     ('ImageNet-21k and ImageNet-1k', 'ImageNet-1k')
@@ -31,17 +31,17 @@ def pretraining_labels(backbone: str) -> str | None:
     """
     tag = backbone.partition(".")[2]
     if tag == EMBEDDED:
-        return "ImageNet-1k (through its teacher, on pictures of Tiny-ImageNet)"
+        return "ImageNet-1k (through its teacher, on images of Tiny-ImageNet)"
     parts = set(tag.split("_"))
-    taught = [label for part, label in (("in21k", "ImageNet-21k"), ("in1k", "ImageNet-1k")) if part in parts]
-    if not taught and backbone.startswith("deit_"):
-        taught = ["ImageNet-1k"]  # DeiT files go about without their tag
-    return " and ".join(taught) or None
+    labels = [label for part, label in (("in21k", "ImageNet-21k"), ("in1k", "ImageNet-1k")) if part in parts]
+    if not labels and backbone.startswith("deit_"):
+        labels = ["ImageNet-1k"]  # DeiT files are often renamed without their tag
+    return " and ".join(labels) or None
 
 
 def pretraining_warning(backbone: str, dataset: str) -> str | None:
-    """What to say where a backbone was taught the classes of a data set before the first task."""
-    title, taught = IMAGENET_CLASSES.get(dataset), pretraining_labels(backbone)
-    if title is None or taught is None:
+    """Return a warning if a backbone was trained with the classes of a data set before the first task."""
+    title, labels = IMAGENET_CLASSES.get(dataset), pretraining_labels(backbone)
+    if title is None or labels is None:
         return None
-    return f"the backbone '{backbone}' was trained with the labels of {taught}, and {title}'s classes are among them: none is new"
+    return f"the backbone '{backbone}' was trained with the labels of {labels}, which include the classes of {title}"

@@ -1,14 +1,14 @@
-"""Grids of experiments: many cells, each one resumable run in a folder of its own.
+"""Grids of experiments: many cells, each a resumable run in a folder of its own.
 
 A cell is a configuration and what to measure on its trained model. Its folder is named after a hash of the full, resolved
-configuration (every option of the method, the backbone's content), so two tables that need the same cell share it:
+configuration (every option of the method, the content of the backbone's file), so that tables share the cells they both need:
 
-    home/
-      digits-caprompt-seed0-1f2e3d4c5b6a/               the run (`experiment.py`), and a JSON file for each measure
-      digits-caprompt-seed0-1f2e3d4c5b6a.failed.json    why it could not be run when it was last tried
+    cells/
+      digits-caprompt-seed0-1f2e3d4c5b6a/               the run (`execution`), and a JSON file for each measure
+      digits-caprompt-seed0-1f2e3d4c5b6a.failed.json    why it failed when it was last tried
 
-A finished cell is never run again. A cell that fails is written down and passed over; the next call tries it again. Whatever was
-stopped or killed goes on where it was.
+A finished cell is never run again. A failure is recorded and the grid goes on; the next call tries that cell again. A cell that was
+stopped or killed is resumed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ import torch
 from caprompt.callbacks.events import Callback, Event, ignore_event
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
-from caprompt.errors import ModelFolderError, OptionError
+from caprompt.errors import ModelFolderError, OptionError, first_line
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import load_test_images, run_experiment
+from caprompt.experiments.provenance import PROVENANCE, describe_provenance
 from caprompt.experiments.run_folder import RunResult
 from caprompt.utils.files import sha256_of, write_json
 
@@ -44,7 +45,7 @@ __all__ = ["Cell", "GridProgress", "Measure", "NullGridProgress", "is_done", "re
 
 
 class Measure(Protocol):
-    """A function of a trained model and its test images; what it returns is kept as JSON under the function's name."""
+    """A function of a trained model and its test images; its result is saved as JSON under the function's name."""
 
     __name__: str
 
@@ -52,180 +53,183 @@ class Measure(Protocol):
 
 
 @lru_cache
-def _content_of(backbone: str) -> str:
-    """A backbone's file is what it holds, wherever it lies; a name is a name."""
+def _identify_backbone(backbone: str) -> str:
+    """Return the hash of a backbone's file, wherever it is, or the name of a backbone."""
     return sha256_of(Path(backbone)) if Path(backbone).is_file() else backbone
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment of a grid; make it of a `resolved` configuration."""
+    """One experiment of a grid; its configuration must come from `resolve_config`."""
 
     config: RunConfig
     measures: tuple[Measure, ...] = ()
 
     @cached_property
     def name(self) -> str:
-        """The name of its folder: for people, and a hash of everything that says what the run is."""
-        whole = {**self.config.model_dump(mode="json"), "backbone": _content_of(self.config.backbone)}
-        key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
+        """The name of its folder: readable, with a hash of everything that identifies the run."""
+        identity = {**self.config.model_dump(mode="json"), "backbone": _identify_backbone(self.config.backbone)}
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
         return f"{Path(self.config.dataset).stem}-{self.config.method}-seed{self.config.seed}-{key}"
 
 
 class GridProgress(Protocol):
-    """Whoever is shown how a grid goes on."""
+    """Callbacks for the progress of a grid."""
 
-    def began(self, cell: Cell) -> None:
-        """A cell is being run."""
+    def on_start(self, cell: Cell) -> None:
+        """Called when a cell starts."""
 
-    def heard(self, cell: Cell, event: Event) -> None:
-        """A cell that is run in this process says how it goes on."""
+    def on_event(self, cell: Cell, event: Event) -> None:
+        """Called with the events of a cell that runs in this process."""
 
-    def ended(self, cell: Cell, reason: str | None) -> None:
-        """A cell is finished, or has failed for a reason."""
+    def on_end(self, cell: Cell, reason: str | None) -> None:
+        """Called when a cell has finished, or failed for a reason."""
 
 
 class NullGridProgress:
-    """The watcher that looks away."""
+    """No-op progress callbacks."""
 
-    def began(self, cell: Cell) -> None:
-        """Nothing is shown."""
+    def on_start(self, cell: Cell) -> None:
+        """Do nothing."""
 
-    def heard(self, cell: Cell, event: Event) -> None:
-        """Nothing is shown."""
+    def on_event(self, cell: Cell, event: Event) -> None:
+        """Do nothing."""
 
-    def ended(self, cell: Cell, reason: str | None) -> None:
-        """Nothing is shown."""
+    def on_end(self, cell: Cell, reason: str | None) -> None:
+        """Do nothing."""
 
 
 def is_done(folder: Path, measures: Sequence[Measure]) -> bool:
-    """Is everything there that a cell with these measures should give?"""
-    return has_run(folder) and all(_place(folder, measure).is_file() for measure in measures)
+    """Return whether a cell has finished and every measure was saved."""
+    return has_run(folder) and all(_measure_path(folder, measure).is_file() for measure in measures)
 
 
 def has_run(folder: Path) -> bool:
-    """Is there a finished run?"""
+    """Return whether a folder holds a finished run."""
     return (folder / "run.json").is_file() and RunResult.load(folder).finished
 
 
 def read_measure(folder: Path, measure: Measure) -> dict[str, Any]:
-    """What a measure found in a finished cell."""
-    path = _place(folder, measure)
+    """Read the result of a measure from a finished cell."""
+    path = _measure_path(folder, measure)
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelFolderError(f"'{path}' cannot be read; remove it, and the same command measures again") from error
-    return found
+        raise ModelFolderError(f"'{path}' cannot be read; remove it and run the same command again") from error
+    return result
 
 
 def read_failure(folder: Path) -> str | None:
-    """Why a cell could not be run, if it was tried and failed."""
+    """Return why a cell failed when it was last tried, if it did."""
     with suppress(OSError, ValueError, KeyError):
-        return str(json.loads(_failure_place(folder).read_text(encoding="utf-8"))["reason"])
+        return str(json.loads(_failure_path(folder).read_text(encoding="utf-8"))["reason"])
     return None
 
 
-def run_grid(cells: Sequence[Cell], home: Path, *, jobs: int = 1, device: str = "auto", watch: GridProgress | None = None) -> None:
-    """Run every cell that is not done: one after another, or with `jobs` above 1 as many at once, a process each."""
+def run_grid(
+    cells: Sequence[Cell], cells_dir: Path, *, jobs: int = 1, device: str = "auto", progress: GridProgress | None = None
+) -> None:
+    """Run every cell that is not done: one after another, or with `jobs` above 1 that many at once, a process each."""
     if jobs < 1:
         raise OptionError(f"option 'jobs' must be at least 1, not {jobs}")
-    watch = watch or NullGridProgress()
-    left = [cell for cell in cells if not is_done(home / cell.name, cell.measures)]
+    progress = progress or NullGridProgress()
+    pending = [cell for cell in cells if not is_done(cells_dir / cell.name, cell.measures)]
     if jobs > 1:
-        _side_by_side(left, home, device, jobs, watch)
+        _run_in_processes(pending, cells_dir, device, jobs, progress)
         return
-    for cell in left:
-        watch.began(cell)
-        run_cell(cell, home, device, partial(watch.heard, cell))
-        watch.ended(cell, read_failure(home / cell.name))
+    for cell in pending:
+        progress.on_start(cell)
+        run_cell(cell, cells_dir, device, partial(progress.on_event, cell))
+        progress.on_end(cell, read_failure(cells_dir / cell.name))
 
 
-def run_cell(cell: Cell, home: Path, device: str = "auto", listen: Callback = ignore_event) -> None:
-    """Run one cell to its end, or go on with it. What goes wrong is written down."""
-    folder = home / cell.name
+def run_cell(cell: Cell, cells_dir: Path, device: str = "auto", callback: Callback = ignore_event) -> None:
+    """Run or resume one cell to its end; a failure is recorded in a file."""
+    folder = cells_dir / cell.name
     try:
         if not has_run(folder):
-            run_experiment(cell.config, folder, resume=True, device=device, listen=listen)
-        missing = [measure for measure in cell.measures if not _place(folder, measure).is_file()]
+            run_experiment(cell.config, folder, resume=True, device=device, callbacks=callback)
+            write_json(folder / PROVENANCE, describe_provenance())
+        missing = [measure for measure in cell.measures if not _measure_path(folder, measure).is_file()]
         if missing:
             model, images = ContinualClassifier.load(folder / "model", device=device), load_test_images(cell.config)
             for measure in missing:
-                write_json(_place(folder, measure), measure(model, images))
-    except Exception as error:  # whatever it is, the other cells can still be run
-        _write_failure(cell, home, f"{type(error).__name__}: {error}".partition("\n")[0])
+                write_json(_measure_path(folder, measure), measure(model, images))
+    except Exception as error:  # whatever it is, the other cells can still run
+        _write_failure(cell, cells_dir, f"{type(error).__name__}: {first_line(error)}")
     else:
-        _failure_place(folder).unlink(missing_ok=True)
+        _failure_path(folder).unlink(missing_ok=True)
 
 
-def _place(folder: Path, measure: Measure) -> Path:
+def _measure_path(folder: Path, measure: Measure) -> Path:
     return folder / f"{measure.__name__}.json"
 
 
-def _failure_place(folder: Path) -> Path:
+def _failure_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.failed.json")
 
 
-def _write_failure(cell: Cell, home: Path, reason: str) -> None:
+def _write_failure(cell: Cell, cells_dir: Path, reason: str) -> None:
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document = {"reason": reason, "when": when, "config": cell.config.model_dump(mode="json")}
-    write_json(_failure_place(home / cell.name), document)
+    write_json(_failure_path(cells_dir / cell.name), document)
 
 
-# -- several at once -----------------------------------------------------------------------------------------------------------
+# -- in processes --------------------------------------------------------------------------------------------------------------
 
 
-def _side_by_side(cells: Sequence[Cell], home: Path, device: str, jobs: int, watch: GridProgress) -> None:
-    """A process for each cell, `jobs` at a time. What comes out is read from the disk, so a process may even crash."""
+def _run_in_processes(cells: Sequence[Cell], cells_dir: Path, device: str, jobs: int, progress: GridProgress) -> None:
+    """Run a process per cell, `jobs` at a time. Results are read from the disk, so a process may even crash."""
     spawn, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     waiting, running = deque(cells), dict[Any, tuple[Cell, BaseProcess]]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 cell = waiting.popleft()
-                started = spawn.Process(target=_alone, args=(cell, home, device, threads), daemon=True)
-                with _undisturbed():
+                started = spawn.Process(target=_run_in_child, args=(cell, cells_dir, device, threads), daemon=True)
+                with _interrupt_deferred():
                     started.start()
                 running[started.sentinel] = (cell, started)
-                watch.began(cell)
+                progress.on_start(cell)
             for sentinel in connection.wait(list(running)):
                 cell, process = running.pop(sentinel)
                 process.join()
                 if process.exitcode:
-                    _write_failure(cell, home, f"its process ended with status {process.exitcode}")
-                watch.ended(cell, read_failure(home / cell.name))
+                    _write_failure(cell, cells_dir, f"its process ended with status {process.exitcode}")
+                progress.on_end(cell, read_failure(cells_dir / cell.name))
     finally:
-        for _, process in running.values():  # only after Ctrl-C; a run can be ended at any moment
+        for _, process in running.values():  # only after Ctrl-C; a run may be terminated at any moment
             process.terminate()
             process.join()
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits while a child is started, so that neither side is caught half-way; in the child until that ignores it."""
+def _interrupt_deferred() -> Iterator[None]:
+    """Defer Ctrl-C while a child process starts, in the child until it ignores the signal."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    asked: list[bool] = []
-    before = signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    received: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, before)
-    if asked:
+    if received:
         raise KeyboardInterrupt
 
 
-def _alone(cell: Cell, home: Path, device: str, threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _run_in_child(cell: Cell, cells_dir: Path, device: str, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    run_cell(cell, home, device)
+    run_cell(cell, cells_dir, device)
 
 
-def _end_with_parent() -> None:
-    """A killed parent cannot end its children, and a cell must not be run by two."""
+def _exit_with_parent() -> None:
+    """Exit when the parent is gone: a killed parent cannot stop its children, and no cell may run twice at once."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: `run.json`, `results.json`, and the names of run folders."""
+"""Run folders: `run.json` and `results.json` are read, written and compared here, and folders are named."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ __all__ = [
 ]
 
 FORMAT = 1  # of a run folder
-PLANNED = {"config", "options", "backbone", "tasks", "train", "test", "protocol", "environment"}  # what every run.json has
+PLANNED = {"config", "options", "backbone", "tasks", "train", "test", "protocol", "environment"}  # keys that every run.json has
 REMEDY = "remove the folder and run it again, or read it with the version that wrote it"
 
 RUNS = Path("runs")
 
 
 def finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
-    """The epochs behind what lies in a model folder, those of a call that was stopped among them."""
-    for place in (model_folder / IN_PROGRESS, model_folder):
-        if checkpoint.exists(place) and (place == model_folder or has_stopped_call(model_folder)):
-            return list(checkpoint.read(place).metrics)
+    """Return the finished epochs of the model in a folder, including those of a stopped call."""
+    for folder in (model_folder / IN_PROGRESS, model_folder):
+        if checkpoint.exists(folder) and (folder == model_folder or has_stopped_call(model_folder)):
+            return list(checkpoint.read(folder).metrics)
     return []
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What the test said after one task, in percent, and what learning it cost."""
+    """Result of the test after one task, in percent, and the training time of that task."""
 
     accuracies: tuple[float, ...]  # on the classes of each task so far: a row of the accuracy matrix
     images: tuple[int, ...]  # test images behind each
     task_identification: float
     mean_passes: float
-    seconds: float  # spent in training epochs, whatever was repeated after a stop
+    seconds: float  # spent in training epochs; epochs repeated after a stop count once
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's accuracy matrix, row by row, and what follows from it."""
+    """The accuracy matrix of a run, row by row, and the metrics that follow from it."""
 
     folder: Path
     tasks: Sequence[Sequence[str]]
@@ -76,21 +76,13 @@ class RunResult:
 
     @property
     def finished(self) -> bool:
-        """Have all tasks been learned and tested?"""
+        """Whether all tasks have been learned and tested."""
         return len(self.rows) == (1 if self.joint else len(self.tasks))
 
     def summary(self) -> dict[str, float]:
-        """The usual figures, in percent."""
+        """Return every metric of `metrics.METRICS`, in percent."""
         last = self.rows[-1]
-        return {
-            "ACC": metrics.average_accuracy(self.matrix),
-            "AF": metrics.forgetting(self.matrix),
-            "learning_accuracy": metrics.learning_accuracy(self.matrix),
-            "pooled": metrics.pooled_accuracy(last.accuracies, last.images),
-            "average_incremental_accuracy": metrics.average_incremental_accuracy(self.matrix),
-            "backward_transfer": metrics.backward_transfer(self.matrix),
-            "task_identification": last.task_identification,
-        }
+        return metrics.summarize(metrics.Scores(self.matrix, last.images, last.task_identification))
 
     def save(self) -> None:
         """Write `results.json`, atomically."""
@@ -104,7 +96,7 @@ class RunResult:
 
     @classmethod
     def load(cls, folder: Path) -> RunResult:
-        """Read what a run has found so far."""
+        """Read the results of a run so far."""
         plan = read_plan(folder)
         path = folder / "results.json"
         try:
@@ -118,12 +110,12 @@ class RunResult:
 
 
 def is_empty_folder(folder: Path) -> bool:
-    """Is this a folder with nothing in it but what a kill may have left of a first write?"""
+    """Return whether a folder is empty, apart from what a killed first write may have left."""
     return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine."""
+    """Return versions and machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     versions = {
         "caprompt": __version__,
@@ -135,16 +127,16 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan of a run folder."""
+    """Read the plan of a run folder."""
     try:
         plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
     except ValueError as error:
         raise ModelFolderError(f"'{folder}' does not hold a run: run.json is half-written; {REMEDY}") from error
-    version = plan.get("format", 1) if isinstance(plan, dict) else None  # the first runs did not say
+    version = plan.get("format", 1) if isinstance(plan, dict) else None  # the first runs had no format number
     if not isinstance(version, int):
-        raise ModelFolderError(f"'{folder}' does not hold a run: its run.json is something else; {REMEDY}")
+        raise ModelFolderError(f"'{folder}' does not hold a run: its run.json is not a plan; {REMEDY}")
     if version > FORMAT:
         raise ModelFolderError(
             f"the run in '{folder}' was written by a newer caprompt (format {version}, this one reads up to {FORMAT}); upgrade it"
@@ -155,39 +147,41 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def check_same_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """A run can only be resumed as what it was; versions and machine may differ."""
+    """Refuse to resume a run with other settings; versions and machine may differ."""
     before = read_plan(folder)
     for part in ("config", "options", "backbone", "tasks", "train", "test"):
         if json.loads(json.dumps(plan[part])) != before[part]:
-            raise InputError(f"the run in '{folder}' was started with other settings ({part} differs); resume it with the same")
+            raise InputError(
+                f"the run in '{folder}' was started with other settings ({part} differs); resume it with the same ones"
+            )
 
 
-def choose_run_folder(config: RunConfig, given: Path | None, resume: bool, several: bool) -> Path:
-    """Where a run is kept: the given folder, or one named after the run, numbered where that is taken.
+def choose_run_folder(config: RunConfig, requested: Path | None, resume: bool, several: bool) -> Path:
+    """Return the folder of a run: the requested one, or one named after the run, numbered if that exists.
 
-    With `resume`, the unfinished run like this; among several seeds also a finished one (there is nothing left to do)
-    or, for a seed that was not begun, a new one.
+    With `resume`, the unfinished run of the same configuration; among several seeds also a finished one (nothing is left to do)
+    or, for a seed that was not started, a new one.
     """
-    if given is not None:
-        return given / f"seed{config.seed}" if several else given
+    if requested is not None:
+        return requested / f"seed{config.seed}" if several else requested
     earlier: list[Path] = []
-    for place in candidate_folders(config):
-        if not place.exists():
+    for candidate in candidate_folders(config):
+        if not candidate.exists():
             break
-        if is_same_run(place, config):
-            earlier.append(place)
+        if is_same_run(candidate, config):
+            earlier.append(candidate)
     if not resume:
-        return place
+        return candidate
     unfinished = [folder for folder in earlier if not RunResult.load(folder).finished]
     if unfinished:
         return unfinished[-1]
     if not several:
-        raise InputError(f"there is no unfinished run like this under '{RUNS}'; start it without --resume")
-    return earlier[-1] if earlier else place
+        raise InputError(f"there is no unfinished run like this under '{RUNS}'; start it without resume=True")
+    return earlier[-1] if earlier else candidate
 
 
 def candidate_folders(config: RunConfig) -> Iterator[Path]:
-    """The names that runs like this get, one after another."""
+    """Yield the folder names for runs of this configuration, one after another."""
     backbone = Path(config.backbone).name.removesuffix(".safetensors")
     name = f"{Path(config.dataset).stem}-{run_title(config)}-{backbone}-seed{config.seed}"
     yield RUNS / name
@@ -196,13 +190,13 @@ def candidate_folders(config: RunConfig) -> Iterator[Path]:
 
 
 def run_title(config: RunConfig) -> str:
-    """The method of a run, whether it leaks, and whether it is the joint upper bound."""
+    """Return the name of a run: its method, and marks for a leaking protocol and for joint training."""
     marks = {"released": config.options.get("protocol") == "released", "joint": config.joint}
     return "-".join([config.method, *(mark for mark, holds in marks.items() if holds)])
 
 
 def is_same_run(folder: Path, config: RunConfig) -> bool:
-    """Was the run in this folder started with this configuration?"""
+    """Return whether the run in this folder was started with this configuration."""
     try:
         before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, KeyError):

@@ -1,13 +1,16 @@
-"""What a method is: a frozen ViT, a head that grows, and five verbs.
+"""The base class of all methods: a frozen ViT, a growing classifier head, and five hooks.
 
-    method.begin_task(classes=10, generator=g)      # room for new classes
-    method.prepare(batches, generator=g)            # a look at the images before training on them; most need none
-    losses = method.loss(images, labels)            # parts by name; the loop minimises their sum
-    method.consolidate(batches, generator=g)        # after the loop: what the images tell about their classes
-    answer = method.predict(images)                  # logits of every class so far, one image at a time in meaning
+    method.begin_task(num_classes=10, generator=g)  # add new classes
+    method.prepare(batches, generator=g)            # optional pass over the images before training
+    losses = method.loss(images, labels)            # loss terms by name; their sum is minimized
+    method.consolidate(batches, generator=g)        # optional pass over the images after training
+    output = method.predict(images)                 # logits of all classes seen so far
 
-A method never declares how many tasks or classes will come. Classes are integers here, numbered as they arrive, so the classes
-of a task stand side by side; names are the learner's business.
+A method never declares how many tasks or classes will come. Classes are integers in order of
+arrival, so the classes of a task are contiguous; their names are known to the classifier only. A
+prediction must not depend on the other images of its batch.
+
+Shapes: B images of size S, C classes seen so far, T tasks seen so far.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,26 +35,32 @@ Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their class
 
 @dataclass(frozen=True)
 class MethodOutput:
-    """What a method says of B images, given C classes in T tasks."""
+    """Output of a method for B images, with C classes in T tasks."""
 
     logits: Tensor  # (B, C)
-    task_weights: Tensor  # (B, T), the weights behind the answer; they sum to one
-    passes: Tensor  # (B,), forward passes that each image took
+    task_weights: Tensor  # (B, T), the task weights behind the logits; each row sums to one
+    passes: Tensor  # (B,), number of forward passes per image
 
 
 class Method(nn.Module, ABC):
-    """A way of learning tasks one after another on a frozen ViT."""
+    """A class-incremental learning method on a frozen ViT."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     options_class: ClassVar[type[Options]] = Options
-    #: Do images of classes learned earlier go through the training loop too, or only to `consolidate`?
+    #: Whether further images of known classes are trained on, or only passed to `consolidate`.
     trains_on_known_classes: ClassVar[bool] = False
-    #: Is every step of a task the same kernels on the same tensors, so that a GPU may record one and replay it?
+    #: Whether all training steps of a task run the same kernels on the same tensors, so that one
+    #: can be captured as a CUDA graph.
     can_capture_step: ClassVar[bool] = True
+    #: Options that make the method quick on a tiny ViT, used by `caprompt.testing`.
+    check_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"epochs": 2, "batch_size": 4})
+    #: Option settings that `caprompt.testing` tries besides the defaults.
+    check_variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     options: Options
     head: Head
+    task_of_class: Tensor  # (C,), the task of each class; follows from the task sizes, so it is not saved
 
     def __init__(self, vit: ViT, options: Options, head: Head | None = None) -> None:
         super().__init__()
@@ -60,93 +70,98 @@ class Method(nn.Module, ABC):
         self.task_sizes: list[int] = []
         self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
 
-    task_of_class: Tensor  # (C,), the task that each class came with; follows from the task sizes, so it is not saved
-
     @property
     def epochs(self) -> int:
-        """How many epochs the current task is trained for. A method that does not train says 0; its `loss` is never asked for."""
+        """Number of training epochs of the current task; with 0, `loss` is never called."""
         return self.options.epochs
 
     @property
     def trained_head(self) -> nn.Module:
-        """What the loop trains at the head's rate; some methods train a proxy in place of the head that answers."""
+        """Module trained at the head's learning rate: the head, or a proxy for it."""
         return self.head
 
     @property
     def device(self) -> torch.device:
-        """Where the method computes."""
+        """Device of the backbone."""
         return self.vit.cls_token.device
 
     @property
     def num_classes(self) -> int:
-        """How many classes have been seen."""
+        """Number of classes seen so far."""
         return sum(self.task_sizes)
 
     @property
     def num_known_classes(self) -> int:
-        """How many of the classes came with earlier tasks."""
+        """Number of classes of all tasks before the current one."""
         return self.num_classes - self.task_sizes[-1]
 
     @property
     def can_capture_predict(self) -> bool:
-        """Does `answer` do the same work for every batch, so that a GPU may record and replay it?"""
+        """Whether `predict` runs the same kernels for every batch, so that it can be captured."""
         return self.can_capture_step
 
-    def announce(self, names: Sequence[str]) -> None:
-        """Called before `begin_task` with the names of all classes, the new ones last; for methods that have read about them."""
+    def set_class_names(self, names: Sequence[str]) -> None:
+        """Receive the names of all classes, the new ones last; called before `begin_task`."""
         return
 
-    def begin_task(self, classes: int, generator: torch.Generator) -> None:
-        """Make room for new classes. Children that extend it call it first."""
-        self.task_of_class = torch.cat([self.task_of_class, self.task_of_class.new_full((classes,), len(self.task_sizes))])
-        self.task_sizes.append(classes)
-        self.head.grow(classes, generator)
+    def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
+        """Add new classes. Subclasses that extend this call it first."""
+        self.task_of_class = torch.cat([self.task_of_class, self.task_of_class.new_full((num_classes,), len(self.task_sizes))])
+        self.task_sizes.append(num_classes)
+        self.head.grow(num_classes, generator)
 
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
-        """Called before training with every image to be trained on once, un-augmented.
+        """Process all training images of the task once, without augmentation, before training.
 
-        A call that was stopped and goes on is not prepared again: what this finds belongs into buffers or parameters.
+        This is not repeated when an interrupted call is resumed, so results must be stored in
+        buffers or parameters.
         """
         return
 
     @abstractmethod
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The parts of the training loss on one batch; their sum is minimised."""
+        """Return the terms of the training loss on one batch; their sum is minimized."""
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
-        """Called after training with every image of the call, un-augmented, known classes among them; `batches` may be repeated."""
+        """Process all images of the call, without augmentation, after training.
+
+        Images of known classes are included, and `batches` can be iterated more than once.
+        """
         return
 
     @abstractmethod
     def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
-        """Logits of all classes seen. `true_tasks` (B,) is for experiments that give the task away."""
+        """Predict all classes seen so far.
+
+        `true_tasks` (B,) is for experiments with known task identity.
+        """
 
     def masked_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy among the classes of the current task; `logits` (B, C) are of all classes."""
+        """Return the cross entropy over the current task's classes, from all logits (B, C)."""
         return nn.functional.cross_entropy(logits[:, self.num_known_classes :], labels - self.num_known_classes)
 
     def own_task_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross entropy of each image among the classes of its own task, for methods that train on images of any task."""
-        foreign = self.task_of_class != self.task_of_class[labels].unsqueeze(1)  # (B, C)
-        return nn.functional.cross_entropy(logits.masked_fill(foreign, float("-inf")), labels)
+        """Return the cross entropy of images of any task, each over the classes of its own task."""
+        is_other_task = self.task_of_class != self.task_of_class[labels].unsqueeze(1)  # (B, C)
+        return nn.functional.cross_entropy(logits.masked_fill(is_other_task, float("-inf")), labels)
 
     def output_from_logits(self, logits: Tensor, passes: int) -> MethodOutput:
-        """The answer of a method that mixes nothing by task: its task weights are those that the class probabilities imply."""
+        """Return the output of a method whose task weights are summed class probabilities."""
         return MethodOutput(
             logits, self.sum_by_task(logits.softmax(dim=1)), torch.full_like(logits[:, 0], passes, dtype=torch.long)
         )
 
     def sum_by_task(self, probabilities: Tensor) -> Tensor:
-        """Class probabilities summed per task: (B, C) -> (B, T)."""
-        member = nn.functional.one_hot(self.task_of_class, len(self.task_sizes)).to(probabilities)  # (C, T)
-        return probabilities @ member
+        """Sum class probabilities by task: (B, C) -> (B, T)."""
+        membership = nn.functional.one_hot(self.task_of_class, len(self.task_sizes)).to(probabilities)  # (C, T)
+        return probabilities @ membership
 
     def state(self) -> dict[str, Tensor]:
-        """Everything learned; the frozen backbone is not part of it."""
+        """Return the learned state: the state dict without the frozen backbone."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("vit.")}
 
     def restore(self, task_sizes: Iterable[int], state: Mapping[str, Tensor]) -> None:
-        """Grow to these tasks and take over a saved `state`, strictly. For a method that has seen no task yet."""
-        for classes in task_sizes:
-            self.begin_task(classes, torch.Generator())
+        """Grow a new method to these tasks and load a saved `state`, strictly."""
+        for num_classes in task_sizes:
+            self.begin_task(num_classes, torch.Generator())
         self.load_state_dict({**{f"vit.{name}": tensor for name, tensor in self.vit.state_dict().items()}, **state})

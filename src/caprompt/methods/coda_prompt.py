@@ -1,16 +1,21 @@
 """CODA-Prompt: decomposed attention-based prompting (Smith et al., CVPR 2023, arXiv:2211.13218).
 
-An image's prefix prompt is a weighted sum of components p_m. Each has a key K_m, and an attention A_m that says which features of
-the query q, the class-token feature of a pass without prompts, the key is compared with; all three exist once per prompted layer:
+The prefix prompt of an image is a weighted sum of components p_m.
+Each component has a key K_m and an attention vector A_m, which weights the features of the query q
+(the class-token feature from a pass without prompts) before it is compared with the key.
+Components, keys and attention vectors exist once per prompted layer:
 
     alpha_m(x) = cos(q(x) * A_m, K_m)          phi(x) = sum_m alpha_m(x) p_m
 
-Nothing is chosen, so the cross entropy trains all of it. A task adds `components` components, which start orthogonal to each other
-and to all before them; those of earlier tasks are frozen, but go on contributing. Optionally a penalty keeps them orthogonal:
+There is no hard selection, so the cross entropy trains everything end to end.
+A task adds `components` components, initialized orthogonal to each other and to all earlier ones.
+Those of earlier tasks are frozen but still contribute. An optional penalty keeps them orthogonal:
 
-    ort(X) = mean((X X^T - I)^2)               loss = CE among the task's classes + orthogonality * sum [ort(K) + ort(A) + ort(p)]
+    ort(X) = mean((X X^T - I)^2)
+    loss = CE among the task's classes + orthogonality * sum_layers [ort(K) + ort(A) + ort(p)]
 
-Shapes: B images, M components so far, L prompted layers, n rows of keys (and as many of values), C classes, D width.
+Shapes: B images, M components so far, L prompted layers, n rows of keys (and as many of values),
+C classes, D width.
 """
 
 from __future__ import annotations
@@ -23,27 +28,29 @@ from torch import Tensor
 from caprompt.backbones.vit import ViT
 from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
 from caprompt.methods.components.prefix import Prefix
-from caprompt.methods.options import Options
+from caprompt.methods.options import PromptOptions
 from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTaskMethod
 
-__all__ = ["CODAPrompt", "CODAPromptOptions", "attended_cosine", "orthogonality"]
+__all__ = ["CODAPrompt", "CODAPromptOptions", "attended_cosine_similarity", "orthogonality_penalty"]
 
-EPSILON = 1e-12  # keeps a vanishing query from dividing by zero
+EPSILON = 1e-12  # avoids a division by zero for a zero query
 
 
-class CODAPromptOptions(Options):
-    """The components and the layers that they prompt."""
+class CODAPromptOptions(PromptOptions):
+    """Options of the components and of the prompted layers."""
 
     components: int = Field(10, ge=1, description="components that each task adds")
-    length: int = Field(8, ge=2, multiple_of=2, description="prompt rows per layer, keys and values counted together")
-    prompted: int = Field(5, ge=1, description="the first so many layers are prompted; at most all")
-    orthogonality: float = Field(0.0, ge=0, description="weight of keeping components, keys and attentions orthogonal; 0 for none")
+    length: int = Field(8, ge=2, multiple_of=2, description="prompt rows per layer, keys and values together")
+    prompted: int = Field(5, ge=1, description="number of prompted layers, from the first; all layers of a shallower backbone")
+    orthogonality: float = Field(
+        0.0, ge=0, description="weight of the orthogonality penalty on components, keys and attention; 0: none"
+    )
 
 
 @register("coda-prompt")
 class CODAPrompt(OwnTaskMethod):
-    """Prompts composed of components, weighted by attended cosines."""
+    """Prompts composed of components, weighted by attended cosine similarities."""
 
     summary = "prompts composed of components by attention, some added per task (CVPR 2023)"
     options_class = CODAPromptOptions
@@ -57,27 +64,28 @@ class CODAPrompt(OwnTaskMethod):
         self.keys = GrowingRows(len(self.layers), width)  # (M, L, D)
         self.attention = GrowingRows(len(self.layers), width)  # (M, L, D)
 
-    def begin_task(self, classes: int, generator: torch.Generator) -> None:
-        """Further components with keys and attentions; in each layer, orthogonal to all before them."""
-        super().begin_task(classes, generator)
+    def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
+        """Add components with keys and attention, orthogonal to all earlier ones per layer."""
+        super().begin_task(num_classes, generator)
         for rows in (self.components, self.keys, self.attention):
-            before = rows().flatten(2)  # (M, L, F)
-            new = [orthonormal_rows(self.options.components, before[:, slot], generator) for slot in range(len(self.layers))]
+            earlier = rows().flatten(2)  # (M, L, F)
+            new = [orthonormal_rows(self.options.components, earlier[:, slot], generator) for slot in range(len(self.layers))]
             rows.append(torch.stack(new, dim=1).unflatten(2, rows.newest.shape[2:]))  # (components, L, ...)
 
     def logits(self, images: Tensor) -> Tensor:
-        """A pass for the query and one under the composed prompts: (B, C)."""
+        """Compute logits (B, C): one pass for the query, one with the composed prompts."""
         stem = self.vit.stem(images)
-        weights = attended_cosine(self.vit(stem), self.attention(), self.keys())  # (B, M, L)
+        weights = attended_cosine_similarity(self.vit(stem), self.attention(), self.keys())  # (B, M, L)
         rows = torch.einsum("bml,mlknd->lkbnd", weights, self.components())  # (L, 2, B, n, D)
         logits: Tensor = self.head(self.vit(stem, Prefix(rows, self.layers)))
         return logits
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy, and with `orthogonality` its penalty."""
+        """Return the cross entropy and, with option `orthogonality`, the penalty."""
         parts = super().loss(images, labels)
         if self.options.orthogonality:
-            penalty = orthogonality(self.keys()) + orthogonality(self.attention()) + orthogonality(self.components().flatten(2))
+            penalty = orthogonality_penalty(self.keys()) + orthogonality_penalty(self.attention())
+            penalty = penalty + orthogonality_penalty(self.components().flatten(2))
             parts["orthogonality"] = self.options.orthogonality * penalty
         return parts
 
@@ -86,18 +94,21 @@ class CODAPrompt(OwnTaskMethod):
         return 2
 
 
-def attended_cosine(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
-    """cos(q * A, K): (B, D), (M, L, D), (M, L, D) -> (B, M, L), without forming the (B, M, L, D) products q * A."""
-    along = torch.einsum("bd,mld->bml", query, attention * F.normalize(keys, dim=2))
-    squared = torch.einsum("bd,mld->bml", query.square(), attention.square())
-    return along / squared.clamp_min(EPSILON).sqrt()
+def attended_cosine_similarity(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
+    """Compute cos(q * A, K) from (B, D), (M, L, D), (M, L, D): (B, M, L).
+
+    The (B, M, L, D) product q * A is never materialized.
+    """
+    dot = torch.einsum("bd,mld->bml", query, attention * F.normalize(keys, dim=2))
+    squared_norm = torch.einsum("bd,mld->bml", query.square(), attention.square())
+    return dot / squared_norm.clamp_min(EPSILON).sqrt()
 
 
-def orthogonality(rows: Tensor) -> Tensor:
-    """ort, summed over layers: how far the rows (M, L, F) are from being orthonormal in each layer.
+def orthogonality_penalty(rows: Tensor) -> Tensor:
+    """Compute ort of the rows (M, L, F), summed over layers: 0 if orthonormal in each layer.
 
-    >>> float(orthogonality(torch.eye(3).unsqueeze(1)))
+    >>> float(orthogonality_penalty(torch.eye(3).unsqueeze(1)))
     0.0
     """
-    products = torch.einsum("mlf,olf->lmo", rows, rows)  # (L, M, M)
-    return (products - torch.eye(len(rows), device=rows.device)).square().mean(dim=(1, 2)).sum()
+    gram = torch.einsum("mlf,olf->lmo", rows, rows)  # (L, M, M)
+    return (gram - torch.eye(len(rows), device=rows.device)).square().mean(dim=(1, 2)).sum()

@@ -1,9 +1,10 @@
-"""A linear head on the frozen backbone's features, trained task after task: what the backbone alone is worth.
+"""Linear head on the features of the frozen backbone, trained task after task: a reference.
 
-    logits = W f(x) + b,   f(x) (B, D) the plain feature, W (C, D) and b (C,) all that learns
+    logits = W f(x) + b,   f(x) (B, D) the backbone's features; only W (C, D) and b (C,) are trained
 
-Nothing protects the head. With the cross entropy among the classes of the current task (`masked`, the default) rows of old classes
-get no gradient, so they stay as they were; over all classes seen so far they are pushed down by every image of a new class.
+Nothing protects the head from forgetting. With the cross entropy among the classes of the current
+task (`masked`, the default), rows of old classes get no gradient and do not change; with the cross
+entropy over all classes seen so far, every image of a new class lowers their logits.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ __all__ = ["Linear"]
 
 @register("linear")
 class Linear(Baseline):
-    """The head alone learns."""
+    """A linear head on frozen features."""
 
-    summary = "a linear head on the frozen backbone, nothing else learns (reference)"
+    summary = "a linear head on the frozen backbone, nothing else is trained (reference)"
     options_class = BaselineOptions
 
     def logits(self, images: Tensor) -> Tensor:
-        """The head on the plain features: (B, C)."""
+        """Apply the head to the features of the frozen backbone: (B, C)."""
         logits: Tensor = self.head(self.vit(images))
         return logits

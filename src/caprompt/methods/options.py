@@ -1,7 +1,8 @@
-"""Options: typed, checked, and listed in one place only, the class that declares them.
+"""Options of methods: typed, validated, and declared in one place only.
 
-`Options` holds what every method has (the loop and the image recipe); a method's own class adds to it. The saved `config.json`,
-`--set key=value`, TOML files and the listing of `caprompt methods NAME` are all derived from these fields.
+`Options` has the options of every method (training loop and image transforms); a method's own class
+adds to it. The saved `config.json`, `--set key=value`, TOML files and the listing of `caprompt
+methods NAME` are all derived from these fields.
 """
 
 from __future__ import annotations
@@ -15,58 +16,65 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from caprompt.errors import OptionError, did_you_mean
 
-__all__ = ["Options", "describe_options", "validate_options"]
+__all__ = ["Options", "PromptOptions", "describe_options", "validate_options"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Options(BaseModel):
-    """What every method has: the training loop and the image recipe."""
+    """Options that every method has: training loop, image transforms and precision."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    epochs: int = Field(5, ge=1, description="passes over a task's training images")
+    epochs: int = Field(5, ge=1, description="training epochs per task")
     batch_size: int = Field(24, ge=1, description="images per training step")
-    learning_rate: float = Field(3e-3, gt=0, description="the rate for all that learns, and for the head times head_rate")
-    head_rate: float = Field(1.0, ge=0, description="the head's learning rate relative to learning_rate")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="how gradients are followed")
-    momentum: float = Field(0.9, ge=0, lt=1, description="optimizer 'sgd': momentum")
-    weight_decay: float = Field(0.0, ge=0, description="decay of what is trained")
-    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 for no limit")
-    schedule: Literal["constant", "step", "cosine"] = Field("cosine", description="how the rate falls within a task")
-    step_at: float = Field(0.6, gt=0, le=1, description="schedule 'step': the share of epochs after which the rate is a tenth")
-    crop_scale: tuple[float, float] = Field((0.3, 1.0), description="share of a training picture that a random crop keeps")
-    flip: float = Field(0.5, ge=0, le=1, description="how often a training picture is mirrored")
-    brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness")
-    test_crop: float = Field(0.875, gt=0, le=1, description="side of the central crop at the test, as a share of the short side")
+    learning_rate: float = Field(3e-3, gt=0, description="learning rate of all trained parameters; the head's is times head_rate")
+    head_rate: float = Field(1.0, ge=0, description="learning rate of the head relative to learning_rate")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="optimizer")
+    momentum: float = Field(0.9, ge=0, lt=1, description="optimizer='sgd': momentum")
+    weight_decay: float = Field(0.0, ge=0, description="L2 weight decay")
+    clip: float = Field(1.0, ge=0, description="maximum gradient norm; 0 disables clipping")
+    schedule: Literal["constant", "step", "cosine"] = Field("cosine", description="learning rate schedule within a task")
+    step_at: float = Field(0.6, gt=0, le=1, description="schedule='step': fraction of epochs after which the rate is divided by 10")
+    crop_scale: tuple[float, float] = Field(
+        (0.3, 1.0), description="area range of the random training crop, as fractions of the image"
+    )
+    flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip in training")
+    brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness jitter in training")
+    test_crop: float = Field(
+        0.875, gt=0, le=1, description="size of the central crop at prediction, as a fraction of the short side"
+    )
+    normalise: Literal["backbone", "none", "cifar100", "imagenet"] = Field(
+        "backbone", description="image mean and std: those of the backbone, none, or those of CIFAR-100 or ImageNet"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
+        "auto", description="dtype of the frozen backbone; auto is bf16 on a GPU, else fp32; trained parameters are fp32"
+    )
+    compile: bool = Field(False, description="use torch.compile; worthwhile for long GPU runs")
+    recompute: bool = Field(False, description="activation checkpointing: recompute blocks in the backward pass to save GPU memory")
+
+    #: Options that do not affect training and may be changed later; subclasses extend it.
+    at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"compile", "precision"})
+    #: Removed options, with the value at which models saved with them can still be loaded.
+    retired: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
 
     @field_validator("crop_scale")
     @classmethod
-    def shares_in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
-        """A crop keeps a share of the picture between two positive ones."""
+    def check_crop_scale(cls, value: tuple[float, float]) -> tuple[float, float]:
+        """Require an ordered range of positive fractions."""
         if not 0 < value[0] <= value[1] <= 1:
             raise ValueError("needs 0 < smallest <= largest <= 1")
         return value
 
-    normalise: Literal["backbone", "none", "cifar100", "imagenet"] = Field(
-        "backbone", description="mean and deviation for pictures: the backbone's own, none, or those of CIFAR-100 or ImageNet"
-    )
 
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
-        "auto", description="numbers that the frozen backbone computes in; auto is bf16 on a GPU, else fp32; what learns is fp32"
-    )
+class PromptOptions(Options):
+    """Options that every method with prompts has."""
 
-    compile: bool = Field(False, description="let the compiler fuse kernels; on a GPU it pays for long training")
-    recompute: bool = Field(False, description="save GPU memory: compute a block's activations again for the gradient")
-
-    #: Options that may be changed on a trained model, since they do not concern training; children add to it.
-    at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"compile", "precision"})
-    #: Options that are no more, each with the value at which nothing is lost: models that were saved with it can be read.
-    retired: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
+    length: int = Field(10, ge=1, description="prompt rows per layer")
 
 
 def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) -> Model:
-    """Build `model` from values; the first thing wrong with them becomes one sentence.
+    """Build `model` from values; raise an `OptionError` of one sentence for the first invalid one.
 
     >>> validate_options(Options, {"epoch": 3}, "caprompt")
     Traceback (most recent call last):
@@ -91,27 +99,27 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
 
 
 def describe_options(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
-    """Each option as (name, type, default, meaning), for tables.
+    """Return (name, type, default, description) of each option, for tables.
 
     >>> describe_options(Options)[0]
-    ('epochs', 'int', '5', "passes over a task's training images")
+    ('epochs', 'int', '5', 'training epochs per task')
     """
-    return [(name, format_type(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
+    return [(name, _format_type(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
 
 
-def format_type(annotation: Any) -> str:
-    """A type as a person writes it.
+def _format_type(annotation: Any) -> str:
+    """Format a type annotation for users.
 
-    >>> format_type(int), format_type(Literal["a", "b"]), format_type(int | Literal["auto"])
+    >>> _format_type(int), _format_type(Literal["a", "b"]), _format_type(int | Literal["auto"])
     ('int', 'a | b', 'int | auto')
     """
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return " | ".join(map(str, typing.get_args(annotation)))
     if origin in (types.UnionType, typing.Union):
-        return " | ".join(format_type(part) for part in typing.get_args(annotation))
+        return " | ".join(_format_type(part) for part in typing.get_args(annotation))
     if origin is tuple:
-        return ",".join("..." if part is Ellipsis else format_type(part) for part in typing.get_args(annotation))
+        return ",".join("..." if part is Ellipsis else _format_type(part) for part in typing.get_args(annotation))
     if origin is typing.Annotated:
-        return format_type(typing.get_args(annotation)[0])
+        return _format_type(typing.get_args(annotation)[0])
     return getattr(annotation, "__name__", str(annotation))

@@ -1,9 +1,11 @@
-"""RanPAC: ridge regression on a wide random projection of frozen features (McDonnell et al., NeurIPS 2023, arXiv:2307.02251).
+"""RanPAC: ridge regression on random features (McDonnell et al., NeurIPS 2023, arXiv:2307.02251).
 
-    logits = s relu(f(x) P) W,      P ~ N(0, 1) fixed,      W the ridge regression to one-hot classes over all images so far
+    logits = s relu(f(x) P) W
 
-The regression is a closed form of sums over images and forgets nothing (`ridge.py`). Before it, the features may be adapted to the
-kind of images at hand: an adapter is trained on the first task alone, then frozen (`adapt_first`).
+P ~ N(0, 1) is fixed, and W is the ridge regression onto one-hot classes over all images so far.
+The regression is solved in closed form from sums over images, so nothing is forgotten (see
+`components/ridge.py`). Optionally (`adapt_first`) an adapter is trained on the first task and then
+frozen, which adapts the features to the domain of the images.
 
 Shapes: n images, C classes, D width.
 """
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
-from caprompt.methods.components.heads import CosineHead, ScoreOptions
+from caprompt.methods.components.heads import CosineHead, LogitScaleOptions
 from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.registry import register
 from caprompt.methods.templates import DirectMethod
@@ -26,16 +28,16 @@ from caprompt.methods.templates import DirectMethod
 __all__ = ["RanPAC", "RanPACOptions"]
 
 
-class RanPACOptions(AdapterOptions, ScoreOptions):
-    """The projection, and whether the features are adapted before."""
+class RanPACOptions(AdapterOptions, LogitScaleOptions):
+    """Options of the random projection and of the first-task adaptation."""
 
-    projections: int = Field(10_000, ge=1, description="width of the random projection; a model's file grows with its square")
+    projections: int = Field(10_000, ge=1, description="width of the random projection; the model file grows with its square")
     adapt_first: bool = Field(True, description="train an adapter on the first task, then freeze it; if false, train nothing")
 
 
 @register("ranpac")
 class RanPAC(DirectMethod):
-    """Random projections and ridge regression, on features adapted to the first task."""
+    """Random projection and ridge regression, on features adapted to the first task."""
 
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"
     options_class = RanPACOptions
@@ -45,50 +47,48 @@ class RanPAC(DirectMethod):
     def __init__(self, vit: ViT, options: RanPACOptions) -> None:
         super().__init__(vit, options, RandomRidge(vit.config.width, options.projections))
         self.adapter = Adapter(vit.config, options) if options.adapt_first else None
-        self.proxy = CosineHead(vit.config.width).requires_grad_(False)  # teaches the adapter, and never answers
+        self.proxy = CosineHead(vit.config.width).requires_grad_(False)  # trains the adapter; not used for prediction
 
-    # -- growth ------------------------------------------------------------------------------------------------------------
-
-    def begin_task(self, classes: int, generator: torch.Generator) -> None:
-        """Further rows. The first task brings the projection, and its adapter and proxy learn; after it they are frozen."""
-        super().begin_task(classes, generator)
+    def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
+        """Add head rows; the adapter and its proxy are trained on the first task, then frozen."""
+        super().begin_task(num_classes, generator)
         first = len(self.task_sizes) == 1
         if self.adapter is not None:
             self.adapter.requires_grad_(first)
             self.proxy = CosineHead(self.vit.config.width).to(self.device).requires_grad_(first)
             if first:
-                self.adapter.restart(generator)
-                self.proxy.grow(classes, generator)
+                self.adapter.reset_parameters(generator)
+                self.proxy.grow(num_classes, generator)
 
-    # -- first task --------------------------------------------------------------------------------------------------------
+    # -- training on the first task ----------------------------------------------------------------
 
     @property
     def epochs(self) -> int:
-        """Only the first task is trained on."""
+        """Number of training epochs: 0 after the first task, or without an adapter."""
         return self.options.epochs if self.options.adapt_first and len(self.task_sizes) <= 1 else 0
 
     @property
     def trained_head(self) -> nn.Module:
-        """The proxy."""
+        """The proxy head."""
         return self.proxy
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy of the proxy on adapted features."""
+        """Return the cross entropy of the proxy head on adapted features."""
         return {"ce": F.cross_entropy(self.proxy(self.features(images)), labels)}
 
-    # -- every task --------------------------------------------------------------------------------------------------------
+    # -- regression on every task ------------------------------------------------------------------
 
     def features(self, images: Tensor) -> Tensor:
-        """f(x), adapted or not: (n, D)."""
+        """Compute f(x), adapted if there is an adapter: (n, D)."""
         features: Tensor = self.vit(images) if self.adapter is None else self.vit(images, self.adapter.branches())
         return features
 
     @torch.no_grad()
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Add the images to the regression."""
-        self.head.learn(((self.features(images), labels) for images, labels in batches), generator)
+        self.head.partial_fit(((self.features(images), labels) for images, labels in batches), generator)
 
     def logits(self, images: Tensor) -> Tensor:
-        """The scaled regression: (n, C)."""
+        """Compute the scaled outputs of the regression: (n, C)."""
         logits: Tensor = self.options.scale * self.head(self.features(images))
         return logits

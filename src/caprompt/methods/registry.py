@@ -1,44 +1,76 @@
-"""Methods by name: `@register` makes one known, entry points bring those of other packages."""
+"""Registry of methods by name.
+
+`@register("name")` on a class adds it. The modules of `caprompt.methods` are imported on demand,
+and so are the methods of other installed packages, which declare them as entry points:
+
+    [project.entry-points."caprompt.methods"]
+    my-method = "my_package.my_method"       # a module or a class; importing it runs `@register`
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from caprompt.backbones.vit import ViT
-from caprompt.errors import UnknownNameError
-from caprompt.methods import options as option_checks
+from caprompt.errors import CapromptError, UnknownNameError, first_line
 from caprompt.methods.base import Method
+from caprompt.methods.options import validate_options
 
-__all__ = ["build_method", "get_method", "list_methods", "register"]
+__all__ = ["ENTRY_POINTS", "build_method", "get_method", "list_methods", "register"]
+
+ENTRY_POINTS = "caprompt.methods"  # entry point group of other packages
 
 _REGISTRY: dict[str, type[Method]] = {}
-Registered = TypeVar("Registered", bound=type[Method])
+_MethodClass = TypeVar("_MethodClass", bound=type[Method])
 
 
-def register(name: str) -> Callable[[Registered], Registered]:
-    """Class decorator: make a method known by a name."""
+def register(name: str) -> Callable[[_MethodClass], _MethodClass]:
+    """Return a class decorator that registers a method; a name of another module is refused."""
 
-    def enter(method: Registered) -> Registered:
+    def add(method: _MethodClass) -> _MethodClass:
+        known = _REGISTRY.get(name)
+        if known is not None and known.__module__ != method.__module__:  # running a module or notebook cell again is fine
+            raise CapromptError(
+                f"the method name '{name}' of {method.__module__}.{method.__qualname__} is already registered by "
+                f"{known.__module__}.{known.__qualname__}; choose another name"
+            )
         method.name = name
         _REGISTRY[name] = method
         return method
 
-    return enter
+    return add
 
 
 def list_methods() -> dict[str, type[Method]]:
-    """All methods by name. Every module of this package is imported for it, so a new file needs no list."""
+    """Return all methods by name, those of other installed packages included."""
     package = importlib.import_module("caprompt.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"caprompt.methods.{module.name}")
+    _load_entry_points()
     return dict(sorted(_REGISTRY.items()))
 
 
+@cache
+def _load_entry_points() -> None:
+    """Import the methods of other installed packages, once per process."""
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry_point.load()
+        except Exception as error:  # any exception: this is someone else's code
+            package = entry_point.dist.name if entry_point.dist else entry_point.value
+            raise CapromptError(
+                f"cannot load the method '{entry_point.name}' of the package '{package}': {first_line(error)}; "
+                "update or uninstall that package"
+            ) from error
+
+
 def get_method(name: str) -> type[Method]:
-    """The class of a method; an unknown name is answered with the known ones."""
+    """Return the class of a method; the error for an unknown name lists the known ones."""
     methods = list_methods()
     if name not in methods:
         raise UnknownNameError("method", name, methods)
@@ -46,6 +78,6 @@ def get_method(name: str) -> type[Method]:
 
 
 def build_method(name: str, vit: ViT, options: Mapping[str, Any]) -> Method:
-    """A method that has learned nothing yet, with checked options."""
+    """Build an untrained method with validated options."""
     method = get_method(name)
-    return method(vit, option_checks.validate_options(method.options_class, options, owner=name))
+    return method(vit, validate_options(method.options_class, options, owner=name))

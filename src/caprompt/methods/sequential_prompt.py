@@ -1,8 +1,12 @@
-"""Plain sequential fine-tuning of one set of prompts and the head: the lower bound that everything else is measured against.
+"""Sequential fine-tuning of one prompt and the head: the lower bound for prompt methods.
 
-The same prefix prompts as CAPrompt's, but one set for all tasks, trained on and on with the cross entropy; nothing is replayed.
-What this lower bound is worth depends on the cross entropy: over all classes seen so far (the default) the head forgets at once,
-masked to the current task's classes (`masked`) it forgets slowly. State which.
+The prefix prompts are those of CAPrompt, but one prompt is shared by all tasks and trained further
+with the cross entropy on each; nothing is replayed.
+The value of this bound depends on the cross entropy: over all classes seen so far (the default) the
+head forgets at once, masked to the classes of the current task (`masked`) it forgets slowly.
+Reports should state which of the two was used.
+
+Shapes: B images, C classes, L prompted layers, n rows of keys (and as many of values), D width.
 """
 
 from __future__ import annotations
@@ -12,15 +16,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.components.prefix import Prefix, PrefixOptions, prompted_layers, random_prompt
+from caprompt.methods.components.prefix import Prefix, PrefixOptions, random_prompt, resolve_layers
 from caprompt.methods.registry import register
 from caprompt.methods.templates import Baseline, BaselineOptions
 
-__all__ = ["SequentialOptions", "SequentialPrompt"]
+__all__ = ["SequentialPrompt", "SequentialPromptOptions"]
 
 
-class SequentialOptions(PrefixOptions, BaselineOptions):
-    """The same prompt shape as CAPrompt's."""
+class SequentialPromptOptions(PrefixOptions, BaselineOptions):
+    """Options of the prompt, as in CAPrompt, and of the cross entropy."""
 
     masked: bool = Field(False, description="cross entropy among the classes of the image's own task only")
 
@@ -29,22 +33,22 @@ class SequentialOptions(PrefixOptions, BaselineOptions):
 class SequentialPrompt(Baseline):
     """One prompt, fine-tuned on every task in turn."""
 
-    summary = "one prompt and the head, plainly fine-tuned task after task (lower bound)"
-    options_class = SequentialOptions
-    options: SequentialOptions
+    summary = "one prompt and the head, fine-tuned task after task (lower bound)"
+    options_class = SequentialPromptOptions
+    options: SequentialPromptOptions
 
-    def __init__(self, vit: ViT, options: SequentialOptions) -> None:
+    def __init__(self, vit: ViT, options: SequentialPromptOptions) -> None:
         super().__init__(vit, options)
-        self.layers = prompted_layers(vit.config, options)
+        self.layers = resolve_layers(vit.config, options)
         self.prompt = nn.Parameter(random_prompt(vit.config, options, torch.Generator()))  # (L, 2, n, D)
 
-    def begin_task(self, classes: int, generator: torch.Generator) -> None:
-        """Further head rows; the prompt gets its random start with the first task."""
-        super().begin_task(classes, generator)
+    def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
+        """Add head rows; the prompt is initialized with the first task."""
+        super().begin_task(num_classes, generator)
         if len(self.task_sizes) == 1:
             self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
 
     def logits(self, images: Tensor) -> Tensor:
-        """The head on features under the one prompt: (B, C)."""
+        """Apply the head to the features under the shared prompt: (B, C)."""
         logits: Tensor = self.head(self.vit(images, Prefix.shared(self.prompt, self.layers, images.shape[0])))
         return logits

@@ -1,15 +1,21 @@
-"""Methods whose logits are their answer: nothing is mixed or chosen by task, so task weights follow from class probabilities.
+"""Base classes for common kinds of methods.
 
-Direct      says how logits come about, and how many passes that takes
-OwnTaskMethod     is trained on images of any task, further images of known classes among them; the cross entropy is over the
-            classes of each image's own task
-Plain       a reference without protection of the old, for which that mask is an option, since it decides what a lower bound
-            is worth: over all classes seen so far the head forgets at once, masked it forgets slowly
+    DirectMethod          computes logits without selecting a task; task weights follow from the
+                          class probabilities
+    OwnTaskMethod         a DirectMethod trained on images of any task, further images of known
+                          classes included, with cross entropy over each image's own task
+    Baseline              an OwnTaskMethod without protection against forgetting, where that mask
+                          is an option: without it the head forgets at once, with it slowly, so it
+                          decides what a lower bound is worth
+    SelectedPromptMethod  selects a task for each image, then predicts with that task's prompt
+
+Shapes: B images, C classes, T tasks, D width.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,71 +30,75 @@ __all__ = ["Baseline", "BaselineOptions", "DirectMethod", "OwnTaskMethod", "Sele
 
 
 class DirectMethod(Method):
-    """Logits, and that is all."""
+    """A method that computes logits without selecting or mixing by task."""
 
     @abstractmethod
     def logits(self, images: Tensor) -> Tensor:
-        """The logits of all classes seen: (B, C)."""
+        """Return the logits of all classes seen so far: (B, C)."""
 
     @property
     def passes(self) -> int:
-        """Forward passes that logits take."""
+        """Number of forward passes that `logits` takes."""
         return 1
 
     @torch.no_grad()
     def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
-        """The logits; nothing is chosen by task, so `true_tasks` changes nothing."""
+        """Predict from the logits; no task is selected, so `true_tasks` has no effect."""
         return self.output_from_logits(self.logits(images), self.passes)
 
 
 class OwnTaskMethod(DirectMethod):
-    """Trained on images of any task, each among the classes of its own."""
+    """A method trained with cross entropy over the classes of each image's own task."""
 
     trains_on_known_classes = True
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy of each image among the classes of its own task."""
+        """Return the cross entropy over the classes of each image's own task."""
         return {"ce": self.own_task_cross_entropy(self.logits(images), labels)}
 
 
 class BaselineOptions(Options):
-    """The one choice of a plain reference."""
+    """Options of a baseline."""
 
-    masked: bool = Field(True, description="cross entropy among the classes of the image's own task only")
+    masked: bool = Field(True, description="compute the cross entropy over the classes of the image's own task only")
 
 
 class Baseline(OwnTaskMethod):
-    """A reference without any protection of the old: task after task is trained on, and that is all."""
+    """A baseline, trained on one task after another without protection against forgetting."""
 
     options: BaselineOptions
+    check_variants: ClassVar = ({"masked": True}, {"masked": False})
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy among the classes of each image's task, or over all classes."""
+        """Return the cross entropy over each image's own task, or over all classes."""
         if self.options.masked:
             return super().loss(images, labels)
         return {"ce": F.cross_entropy(self.logits(images), labels)}
 
 
 class SelectedPromptMethod(Method):
-    """First choose a task, then answer under its prompt. Children say how each is done."""
+    """A method that selects a task for each image, then predicts with that task's prompt."""
 
     @abstractmethod
     def select_task(self, stem: Stem) -> Tensor:
-        """The task whose prompt each image gets, from one pass: (B,). Not asked for while there is a single task."""
+        """Return the task of each image, from one pass: (B,). Not called for a single task."""
 
     @abstractmethod
-    def features_under(self, stem: Stem, tasks: Tensor) -> Tensor:
-        """Features (B, D) of images, each under the prompt of its task (B,)."""
+    def extract_features(self, stem: Stem, tasks: Tensor) -> Tensor:
+        """Return features (B, D) of images, each with the prompt of its task; `tasks` is (B,)."""
 
     @torch.no_grad()
     def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
-        """A pass that chooses and one that answers; where the task is given, or there is but one, only the latter."""
+        """Predict with one pass to select tasks and one to classify.
+
+        The first one is omitted if the tasks are known or there is only one.
+        """
         stem = self.vit.stem(images)
         tasks, passes = true_tasks, 1
         if tasks is None and len(self.task_sizes) > 1:
             tasks, passes = self.select_task(stem), 2
         elif tasks is None:
             tasks = self.task_of_class.new_zeros(images.shape[0])
-        logits = self.head(self.features_under(stem, tasks))
+        logits = self.head(self.extract_features(stem, tasks))
         weights = F.one_hot(tasks, len(self.task_sizes)).to(logits)  # (B, T)
         return MethodOutput(logits, weights, torch.full_like(tasks, passes))

@@ -1,4 +1,4 @@
-"""Mistakes of the final test: which classes are taken for which, and the wrong answers that the model was surest of."""
+"""Errors in the final test: metrics per class, confused pairs of classes and worst mistakes."""
 
 from __future__ import annotations
 
@@ -8,75 +8,75 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caprompt.experiments.artifacts import TestPredictions
+from caprompt.experiments.artifacts import FinalPredictions
 
-__all__ = ["ClassFigures", "Mistake", "Pair", "class_figures", "confused_pairs", "worst_mistakes"]
+__all__ = ["ClassMetrics", "ConfusedPair", "Mistake", "compute_class_metrics", "find_confused_pairs", "find_worst_mistakes"]
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong answer."""
+    """One wrong prediction."""
 
-    image: int  # position among the test images
+    image: int  # index among the test images
     true: str
-    answer: str
+    predicted: str
     score: float
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A class that is taken for another."""
+class ConfusedPair:
+    """A class, and another one that its images are predicted as."""
 
     true: str
-    answer: str
+    predicted: str
     count: int
-    share: float  # of the true class's images, in percent
-    worst: tuple[Mistake, ...]  # the surest first
+    share: float  # of the images of the true class, in percent
+    examples: tuple[Mistake, ...]  # the most confident first
 
 
 @dataclass(frozen=True)
-class ClassFigures:
-    """How one class fares at the end."""
+class ClassMetrics:
+    """Metrics of one class after the last task."""
 
     name: str
     task: int  # counted from 1
     images: int
     accuracy: float  # in percent
-    precision: float | None  # how often the answer is right where it is this class; None if it is never given
+    precision: float | None  # in percent; None if the class is never predicted
 
 
-def worst_mistakes(final: TestPredictions, count: int) -> list[Mistake]:
-    """The wrong answers with the highest scores."""
-    wrong = np.flatnonzero(final.true != final.answer)
-    surest = wrong[np.argsort(-final.score[wrong], kind="stable")][:count]
-    return [_mistake(final, int(image)) for image in surest]
+def find_worst_mistakes(predictions: FinalPredictions, count: int) -> list[Mistake]:
+    """Return the worst mistakes: the wrong predictions with the highest scores, at most `count`."""
+    wrong = np.flatnonzero(predictions.true != predictions.answer)
+    most_confident = wrong[np.argsort(-predictions.score[wrong], kind="stable")][:count]
+    return [_make_mistake(predictions, int(image)) for image in most_confident]
 
 
-def confused_pairs(final: TestPredictions, count: int, examples: int = 3) -> list[Pair]:
-    """The pairs of true class and answer that occur most often, each with its surest mistakes."""
-    mistakes = worst_mistakes(final, len(final.true))
-    images = Counter(final.classes[number] for number in final.true.tolist())
-    often = Counter((mistake.true, mistake.answer) for mistake in mistakes)
+def find_confused_pairs(predictions: FinalPredictions, count: int, num_examples: int = 3) -> list[ConfusedPair]:
+    """Return the most frequent pairs of true and predicted class, with their worst mistakes."""
+    mistakes = find_worst_mistakes(predictions, len(predictions.true))
+    num_images = Counter(predictions.classes[label] for label in predictions.true.tolist())
+    frequencies = Counter((mistake.true, mistake.predicted) for mistake in mistakes)
     pairs = []
-    for (true, answer), number in sorted(often.items(), key=lambda item: -item[1])[:count]:
-        own = tuple(mistake for mistake in mistakes if (mistake.true, mistake.answer) == (true, answer))
-        pairs.append(Pair(true, answer, number, 100 * number / images[true], own[:examples]))
+    for (true, predicted), frequency in sorted(frequencies.items(), key=lambda item: -item[1])[:count]:
+        examples = tuple(mistake for mistake in mistakes if (mistake.true, mistake.predicted) == (true, predicted))
+        pairs.append(ConfusedPair(true, predicted, frequency, 100 * frequency / num_images[true], examples[:num_examples]))
     return pairs
 
 
-def class_figures(final: TestPredictions, tasks: Sequence[Sequence[str]]) -> list[ClassFigures]:
-    """Every class in the order it was learned in."""
-    number = {name: position for position, name in enumerate(final.classes)}
+def compute_class_metrics(predictions: FinalPredictions, tasks: Sequence[Sequence[str]]) -> list[ClassMetrics]:
+    """Compute accuracy and precision of every class, in the order of learning."""
+    labels = {name: label for label, name in enumerate(predictions.classes)}
     rows = []
     for task, names in enumerate(tasks, start=1):
         for name in names:
-            own, given = final.true == number[name], final.answer == number[name]
-            right = int((own & given).sum())
-            precision = 100 * right / int(given.sum()) if given.any() else None
-            rows.append(ClassFigures(name, task, int(own.sum()), 100 * right / max(1, int(own.sum())), precision))
+            is_true, is_predicted = predictions.true == labels[name], predictions.answer == labels[name]
+            correct = int((is_true & is_predicted).sum())
+            precision = 100 * correct / int(is_predicted.sum()) if is_predicted.any() else None
+            rows.append(ClassMetrics(name, task, int(is_true.sum()), 100 * correct / max(1, int(is_true.sum())), precision))
     return rows
 
 
-def _mistake(final: TestPredictions, image: int) -> Mistake:
-    true, answer = final.classes[final.true[image]], final.classes[final.answer[image]]
-    return Mistake(image, true, answer, float(final.score[image]))
+def _make_mistake(predictions: FinalPredictions, image: int) -> Mistake:
+    true, predicted = predictions.classes[predictions.true[image]], predictions.classes[predictions.answer[image]]
+    return Mistake(image, true, predicted, float(predictions.score[image]))

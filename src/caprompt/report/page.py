@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, script, figures and pictures inside, written whole or not at all."""
+"""The page: one HTML file with style, script, charts and images embedded, written atomically."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from caprompt import __version__
 from caprompt.errors import InputError
-from caprompt.report.charts import heat
-from caprompt.report.run_data import RunRecord, gather
-from caprompt.report.thumbnails import Thumbnails, thumbnails
-from caprompt.report.view import report_view, shown_images
+from caprompt.report.charts import color_cell
+from caprompt.report.panels import list_shown_images
+from caprompt.report.run_data import RunRecord, load_runs
+from caprompt.report.thumbnails import Thumbnails, make_thumbnails
+from caprompt.report.view import make_report_view
 from caprompt.utils import files
 
-__all__ = ["LARGEST", "render", "write_report"]
+__all__ = ["MAX_BYTES", "render", "write_report"]
 
-LARGEST = 3_000_000  # bytes; a page beyond that goes without pictures
-WITHHELD = "Pictures were left out on request."
-TOO_LARGE = "Pictures were left out: with them the page would be larger than 3 MB."
+MAX_BYTES = 3_000_000  # a larger page is rendered without images
+OMITTED_ON_REQUEST = "Images were left out on request."
+OMITTED_FOR_SIZE = "Images were left out: with them the page would be larger than 3 MB."
 
 
-def write_report(folders: Sequence[Path], path: Path, *, pictures: bool = True) -> None:
-    """Make the report of these runs; everything is read and checked before anything is written."""
+def write_report(folders: Sequence[Path], path: Path, *, images: bool = True) -> None:
+    """Write the report of the runs in these folders to an HTML file.
+
+    Everything is read and checked before anything is written.
+    """
     if path.is_dir():
-        raise InputError(f"'{path}' is a folder; name the HTML file to write with --out")
-    runs = gather(folders)
-    page = render(runs, pictures=pictures).encode()
+        raise InputError(f"'{path}' is a folder; give the path of the HTML file to write")
+    runs = load_runs(folders)
+    page = render(runs, images=images).encode()
     files.write_bytes(path, page)
 
 
-def render(runs: Sequence[RunRecord], *, pictures: bool = True) -> str:
-    """The page of these runs."""
-    wanted = {run.name: shown_images(run) for run in runs}
-    if not pictures:
-        return _filled(runs, {name: Thumbnails(note=WITHHELD) for name, images in wanted.items() if images})
-    page = _filled(runs, {run.name: thumbnails(run, wanted[run.name]) for run in runs})
-    if len(page.encode()) <= LARGEST:
+def render(runs: Sequence[RunRecord], *, images: bool = True) -> str:
+    """Render the report of these runs as HTML."""
+    shown = {run.name: list_shown_images(run) for run in runs}
+    if not images:
+        return _render_template(runs, {name: Thumbnails(note=OMITTED_ON_REQUEST) for name, indices in shown.items() if indices})
+    page = _render_template(runs, {run.name: make_thumbnails(run, shown[run.name]) for run in runs})
+    if len(page.encode()) <= MAX_BYTES:
         return page
-    return _filled(runs, {name: Thumbnails(note=TOO_LARGE) for name, images in wanted.items() if images})
+    return _render_template(runs, {name: Thumbnails(note=OMITTED_FOR_SIZE) for name, indices in shown.items() if indices})
 
 
-def _filled(runs: Sequence[RunRecord], pictures: dict[str, Thumbnails]) -> str:
+def _render_template(runs: Sequence[RunRecord], thumbnails: dict[str, Thumbnails]) -> str:
     environment = Environment(
         loader=PackageLoader("caprompt.report"),
         autoescape=True,
@@ -52,4 +56,5 @@ def _filled(runs: Sequence[RunRecord], pictures: dict[str, Thumbnails]) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html")
-    return template.render(**report_view(runs, pictures), heat=heat, version=__version__, today=date.today().isoformat())
+    view = make_report_view(runs, thumbnails)
+    return template.render(**view, color_cell=color_cell, version=__version__, today=date.today().isoformat())

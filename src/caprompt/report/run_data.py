@@ -1,4 +1,4 @@
-"""What a report is made of, read from run folders and checked: finished runs of one protocol, and all that lies beside them."""
+"""The data of a report: finished runs of one protocol, read from run folders and checked."""
 
 from __future__ import annotations
 
@@ -11,81 +11,85 @@ from typing import Any
 
 from caprompt import checkpoint
 from caprompt.errors import InputError, ModelFolderError
-from caprompt.experiments.artifacts import COST, PREDICTIONS, TestPredictions
+from caprompt.experiments.artifacts import COST, PREDICTIONS, FinalPredictions
 from caprompt.experiments.audit import AUDIT
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.run_folder import RunResult, read_plan
-from caprompt.protocols import single
+from caprompt.protocols import require_same_protocol
+from caprompt.utils import files
 
-__all__ = ["RunRecord", "gather", "read_run", "run_folders"]
+__all__ = ["RunRecord", "find_run_folders", "load_runs", "read_run"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. What it did not keep is None or empty, and `notes` says so."""
+    """One run. What was not saved with it is None or empty, and `notes` says so."""
 
     name: str
     plan: Mapping[str, Any]
     results: RunResult
-    final: TestPredictions | None
+    predictions: FinalPredictions | None
     cost: Mapping[str, Any]
     audit: Mapping[str, Any] | None
     notes: Sequence[str] = ()
 
     @property
     def config(self) -> RunConfig:
-        """The configuration as it was given."""
+        """The configuration of the run."""
         return RunConfig(**self.plan["config"])
 
     @property
-    def kind(self) -> str:
-        """What runs that differ only in their seed have in common."""
+    def group_key(self) -> str:
+        """A string that is equal for runs that differ only in their seed."""
         config = {name: value for name, value in self.plan["config"].items() if name != "seed"}
         return json.dumps([config, self.plan["options"], self.plan["backbone"]["sha256"]], sort_keys=True)
 
 
-def gather(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs in these folders, named so that they can be told apart; runs of different protocols are refused."""
-    found = run_folders(folders)
-    runs = [read_run(folder, name) for folder, name in zip(found, distinct_names(found), strict=True)]
-    single(run.results.protocol for run in runs)
+def load_runs(paths: Sequence[Path]) -> list[RunRecord]:
+    """Read the runs in these folders under distinct names; raise if their protocols differ."""
+    folders = find_run_folders(paths)
+    runs = [read_run(folder, name) for folder, name in zip(folders, _make_distinct_names(folders), strict=True)]
+    require_same_protocol(run.results.protocol for run in runs)
     return runs
 
 
-def run_folders(given: Sequence[Path]) -> list[Path]:
-    """The folders themselves, or in place of one without a run the runs right below it (the seeds of one experiment)."""
+def find_run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the run folders at `paths`.
+
+    A folder that contains runs (the seeds of one experiment) is replaced by those runs.
+    """
     folders: list[Path] = []
-    for place in given:
-        if not place.is_dir():
-            raise InputError(f"there is no folder '{place}'; give the folders of runs, such as those under runs/")
-        below = sorted(path.parent for path in place.glob("*/run.json"))
-        folders += below if below and not (place / "run.json").exists() else [place]
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"there is no folder '{path}'; give the folders of runs, such as those under runs/")
+        children = sorted(child.parent for child in path.glob("*/run.json"))
+        folders += children if children and not (path / "run.json").exists() else [path]
     if not folders:
         raise InputError("there is no run to report on; give the folder of one or more")
     resolved = [folder.resolve() for folder in folders]
-    twice = [folder for folder, own in zip(folders, resolved, strict=True) if resolved.count(own) > 1]
-    if twice:
-        raise InputError(f"the run in '{twice[0]}' is given twice; name it once")
+    duplicates = [folder for folder, target in zip(folders, resolved, strict=True) if resolved.count(target) > 1]
+    if duplicates:
+        raise InputError(f"the run in '{duplicates[0]}' is given twice; give it once")
     return folders
 
 
-def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as are needed to tell them apart.
+def _make_distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return the last parts of the paths, as many as are needed to make the names distinct.
 
-    >>> distinct_names([Path("runs/a/seed0"), Path("runs/b/seed0")])
+    >>> _make_distinct_names([Path("runs/a/seed0"), Path("runs/b/seed0")])
     ['a/seed0', 'b/seed0']
     """
-    parts = [folder.resolve().parts for folder in folders]
+    all_parts = [folder.resolve().parts for folder in folders]
     names: list[str] = []
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(own[-length:]) for own in parts]
+    for length in range(1, max(map(len, all_parts)) + 1):
+        names = ["/".join(parts[-length:]) for parts in all_parts]
         if len(set(names)) == len(names):
             break
     return names
 
 
 def read_run(folder: Path, name: str) -> RunRecord:
-    """A finished run and all that it kept."""
+    """Read a finished run and everything that was saved with it."""
     try:
         plan, results = read_plan(folder), RunResult.load(folder)
         RunConfig(**plan["config"])
@@ -98,52 +102,46 @@ def read_run(folder: Path, name: str) -> RunRecord:
             raise
         raise ModelFolderError(f"the run in '{folder}' is damaged or of another version of caprompt; run it again") from error
     if not results.finished:
-        portions = 1 if results.joint else len(results.tasks)
+        num_tests = 1 if results.joint else len(results.tasks)
         raise ModelFolderError(
-            f"the run in '{folder}' is not finished ({len(results.rows)} of {portions} tests done); "
-            "finish it with caprompt run --resume"
+            f"the run in '{folder}' is not finished ({len(results.rows)} of {num_tests} tests done); finish it with resume=True"
         )
     notes: list[str] = []
-    final = read_final(folder, results, notes)
-    cost = read_json(folder / COST) or {}
-    return RunRecord(name, plan, results, final, cost, read_audit(folder, notes), notes)
+    predictions = _read_predictions(folder, results, notes)
+    cost = _read_json(folder / COST)
+    return RunRecord(name, plan, results, predictions, cost, _read_audit(folder, notes), notes)
 
 
-def read_final(folder: Path, results: RunResult, notes: list[str]) -> TestPredictions | None:
-    """The answers of the final test, if they were kept."""
+def _read_predictions(folder: Path, results: RunResult, notes: list[str]) -> FinalPredictions | None:
+    """Read the predictions of the final test, if they were saved."""
     path = folder / PREDICTIONS
     if not path.is_file():
-        notes.append("This run did not keep the answers of its final test, so task weights and mistakes are not shown.")
+        notes.append("The predictions of the final test were not saved, so task weights and mistakes are not shown.")
         return None
     try:
-        final = TestPredictions.load(path)
+        predictions = FinalPredictions.load(path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ModelFolderError(f"'{path}' is damaged; remove it, and the report is made without mistakes and weights") from error
-    if sorted(final.classes) != sorted(name for names in results.tasks for name in names):
+        raise ModelFolderError(f"'{path}' is damaged; remove it to make the report without mistakes and weights") from error
+    if sorted(predictions.classes) != sorted(name for names in results.tasks for name in names):
         raise ModelFolderError(f"'{path}' belongs to another run: its classes are not those of '{folder}'")
-    return final
+    return predictions
 
 
-def read_audit(folder: Path, notes: list[str]) -> Mapping[str, Any] | None:
-    """The audit of the run's model, unless the model has been trained on since."""
-    found = read_json(folder / AUDIT)
-    if found is None:
+def _read_audit(folder: Path, notes: list[str]) -> Mapping[str, Any] | None:
+    """Read the audit of the run's model, unless the model has been trained since."""
+    if not (folder / AUDIT).is_file():
         return None
-    model = read_json(folder / "model" / checkpoint.CONFIG) or {}
-    if found.get("state") != model.get("files", {}).get(checkpoint.STATE):
+    audit = _read_json(folder / AUDIT)
+    model = _read_json(folder / "model" / checkpoint.CONFIG)
+    if audit.get("state") != model.get("files", {}).get(checkpoint.STATE):
         notes.append("The audit in this run's folder is of another state of the model and is not shown; audit it again.")
         return None
-    return found
+    return audit
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is no such file."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a run folder, empty if there is no such file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
+        return files.read_json(path)
+    except (InputError, OSError) as error:
         raise ModelFolderError(f"'{path}' is damaged; remove it to make the report without it") from error
-    return found

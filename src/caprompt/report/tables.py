@@ -1,52 +1,43 @@
-"""The tables of a report, each from what runs have kept. Nothing is computed here that others compute."""
+"""The tables of a report, formatted from run records; metrics themselves are computed elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
-from caprompt.report.mistakes import class_figures
+from caprompt.experiments.audit import Audit
+from caprompt.metrics import METRICS, mean_std
+from caprompt.report.mistakes import compute_class_metrics
 from caprompt.report.run_data import RunRecord
 
 __all__ = [
     "Group",
     "Table",
-    "audit_table",
-    "classes_table",
-    "cost_table",
-    "differing",
-    "duration",
-    "environment",
-    "grouped",
-    "means_table",
-    "options",
-    "settings",
-    "settings_table",
-    "summary_table",
+    "format_duration",
+    "group_runs",
+    "list_environment",
+    "list_options",
+    "list_settings",
+    "make_audit_table",
+    "make_classes_table",
+    "make_cost_table",
+    "make_differences_table",
+    "make_means_table",
+    "make_settings_table",
+    "make_summary_table",
 ]
 
-FIGURES = {
-    "ACC": "ACC",
-    "AF": "AF",
-    "learning_accuracy": "when learned",
-    "pooled": "pooled",
-    "average_incremental_accuracy": "incremental",
-    "backward_transfer": "BWT",
-    "task_identification": "task identified",
-}
-
-NOT_KEPT = "n/a"
+NOT_AVAILABLE = "n/a"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Words in rows; columns of numbers are set to the right and can be sorted by."""
+    """A table of text; the first cell of a row is its heading."""
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -57,47 +48,47 @@ class Group:
     runs: Sequence[RunRecord]
 
 
-def grouped(runs: Sequence[RunRecord]) -> list[Group]:
-    """The runs by what they have in common, named by the method where that tells them apart."""
-    kinds: dict[str, list[RunRecord]] = {}
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+    """Group runs that differ only in their seed, named by their method if that is distinct."""
+    members: dict[str, list[RunRecord]] = {}
     for run in runs:
-        kinds.setdefault(run.kind, []).append(run)
-    methods = [members[0].config.method for members in kinds.values()]
+        members.setdefault(run.group_key, []).append(run)
+    methods = [group[0].config.method for group in members.values()]
     names = [
-        method if methods.count(method) == 1 else f"{method} ({members[0].name})"
-        for method, members in zip(methods, kinds.values(), strict=True)
+        method if methods.count(method) == 1 else f"{method} ({group[0].name})"
+        for method, group in zip(methods, members.values(), strict=True)
     ]
-    return [Group(name, members) for name, members in zip(names, kinds.values(), strict=True)]
+    return [Group(name, group) for name, group in zip(names, members.values(), strict=True)]
 
 
-def summary_table(runs: Sequence[RunRecord]) -> Table:
-    """A line per run."""
+def make_summary_table(runs: Sequence[RunRecord]) -> Table:
+    """Tabulate the metrics of each run, one row per run."""
     rows = [
-        [run.name, run.config.method, str(run.config.seed), *(f"{run.results.summary()[name]:.1f}" for name in FIGURES)]
+        [run.name, run.config.method, str(run.config.seed), *(f"{run.results.summary()[name]:.1f}" for name in METRICS)]
         for run in runs
     ]
     return Table(
-        "All figures, in percent" if len(runs) == 1 else "Figures of every run, in percent",
-        ["run", "method", "seed", *FIGURES.values()],
+        "All metrics, in percent" if len(runs) == 1 else "Metrics of every run, in percent",
+        ["run", "method", "seed", *(metric.label for metric in METRICS.values())],
         rows,
     )
 
 
-def means_table(groups: Sequence[Group]) -> Table | None:
-    """Mean and spread over seeds, if any group has several."""
+def make_means_table(groups: Sequence[Group]) -> Table | None:
+    """Tabulate mean and standard deviation over seeds; return None if no group has several runs."""
     rows = []
     for group in groups:
         if len(group.runs) > 1:
-            figures = [run.results.summary() for run in group.runs]
-            columns = [[each[name] for each in figures] for name in FIGURES]
-            rows.append([group.name, str(len(figures)), *(f"{fmean(column):.1f} ± {stdev(column):.1f}" for column in columns)])
+            summaries = [run.results.summary() for run in group.runs]
+            columns = [[summary[name] for summary in summaries] for name in METRICS]
+            rows.append([group.name, str(len(summaries)), *(mean_std(column).text(1) for column in columns)])
     caption = "Mean and standard deviation over seeds, in percent"
-    return Table(caption, ["runs", "seeds", *FIGURES.values()], rows) if rows else None
+    return Table(caption, ["runs", "seeds", *(metric.label for metric in METRICS.values())], rows) if rows else None
 
 
-def classes_table(run: RunRecord) -> Table:
-    """How every class fares at the end."""
-    assert run.final is not None
+def make_classes_table(run: RunRecord) -> Table:
+    """Tabulate the accuracy and precision of every class after the last task."""
+    assert run.predictions is not None
     rows = [
         [
             each.name,
@@ -106,32 +97,29 @@ def classes_table(run: RunRecord) -> Table:
             f"{each.accuracy:.1f}",
             "" if each.precision is None else f"{each.precision:.1f}",
         ]
-        for each in class_figures(run.final, run.results.tasks)
+        for each in compute_class_metrics(run.predictions, run.results.tasks)
     ]
     return Table("Every class after the last task, in percent", ["class", "task", "test images", "accuracy", "precision"], rows)
 
 
-def audit_table(audit: Mapping[str, Any]) -> Table:
-    """One line per arrangement of the images."""
-    rows = [
-        [a["name"], f"{a['accuracy']:.2f}", f"{a['average_accuracy']:.2f}", str(a["changed"]), f"{a['largest_difference']:.1e}"]
-        for a in audit["arrangements"]
-    ]
-    columns = ["arrangement", "accuracy", "ACC", "changed answers", "largest difference"]
-    return Table(f"The same {audit['images']} images in several arrangements", columns, rows)
+def make_audit_table(document: Mapping[str, Any]) -> Table:
+    """Tabulate an audit (the content of `audit.json`), one row per arrangement of the images."""
+    audit = Audit.from_dict(document)
+    return Table(f"The same {audit.images} images in several arrangements", *audit.tabulate())
 
 
-def cost_table(runs: Sequence[RunRecord]) -> Table:
-    """Time, memory and parameters; and what a run did not keep."""
+def make_cost_table(runs: Sequence[RunRecord]) -> Table:
+    """Tabulate time, memory and parameters of each run, with n/a for what was not saved."""
     rows = []
     for run in runs:
         cost, seconds = run.cost, sum(row.seconds for row in run.results.rows)
-        speed = f"{cost['test_images'] / cost['test_seconds']:,.0f}" if cost.get("test_seconds") else NOT_KEPT
-        peak, kept, each = (cost.get(key) for key in ("peak_memory_bytes", "kept_bytes", "kept_bytes_per_class"))
-        trained = f"{cost['trained_parameters']:,}" if "trained_parameters" in cost else NOT_KEPT
-        memory = f"{megabytes(peak)} ({cost['peak_memory_of']})" if peak else NOT_KEPT
+        speed = f"{cost['test_images'] / cost['test_seconds']:,.0f}" if cost.get("test_seconds") else NOT_AVAILABLE
+        peak, size, size_per_class = (cost.get(key) for key in ("peak_memory_bytes", "kept_bytes", "kept_bytes_per_class"))
+        trained = f"{cost['trained_parameters']:,}" if "trained_parameters" in cost else NOT_AVAILABLE
+        memory = f"{_format_megabytes(peak)} ({cost['peak_memory_of']})" if peak else NOT_AVAILABLE
         passes = f"{run.results.rows[-1].mean_passes:.2f}"
-        rows.append([run.name, f"{seconds:,.1f}", memory, trained, megabytes(kept), kilobytes(each), passes, speed])
+        sizes = [_format_megabytes(size), _format_kilobytes(size_per_class)]
+        rows.append([run.name, f"{seconds:,.1f}", memory, trained, *sizes, passes, speed])
     columns = [
         "run",
         "training, s",
@@ -142,65 +130,65 @@ def cost_table(runs: Sequence[RunRecord]) -> Table:
         "passes per image",
         "tested images/s",
     ]
-    return Table("What the runs cost; parameters are those that the last task trained", columns, rows)
+    return Table("Cost of each run; parameters are those that the last task trained", columns, rows)
 
 
-def settings_table(runs: Sequence[RunRecord], of: Callable[[RunRecord], Mapping[str, str]], caption: str) -> Table:
-    """A line per setting, a column per run."""
-    columns = [of(run) for run in runs]
+def make_settings_table(runs: Sequence[RunRecord], settings: Callable[[RunRecord], Mapping[str, str]], caption: str) -> Table:
+    """Tabulate what `settings` lists for each run, one row per setting and one column per run."""
+    columns = [settings(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    heading = ["setting", *(run.name if len(runs) > 1 else "value" for run in runs)]
-    return Table(caption, heading, [[name, *(column.get(name, NOT_KEPT) for column in columns)] for name in names])
+    headings = ["setting", *(run.name if len(runs) > 1 else "value" for run in runs)]
+    return Table(caption, headings, [[name, *(column.get(name, NOT_AVAILABLE) for column in columns)] for name in names])
 
 
-def differing(*tables: Table) -> Table | None:
-    """The lines of such tables whose values are not all the same."""
+def make_differences_table(*tables: Table) -> Table | None:
+    """Tabulate the settings whose values differ between runs; return None if there are none."""
     rows = [row for table in tables for row in table.rows if len(set(row[1:])) > 1]
     return Table("Settings that differ", tables[0].columns, rows) if rows else None
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+def format_duration(seconds: float) -> str:
+    """Format seconds in one or two units.
 
-    >>> duration(41.2), duration(80), duration(8000)
+    >>> format_duration(41.2), format_duration(80), format_duration(8000)
     ('41 s', '1 min 20 s', '2 h 13 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    minutes, rest = divmod(rounded, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def megabytes(number: int | None) -> str:
-    """Bytes in MB."""
-    return NOT_KEPT if number is None else f"{number / 1e6:,.1f} MB"
-
-
-def kilobytes(number: int | None) -> str:
-    """Bytes in kB."""
-    return NOT_KEPT if number is None else f"{number / 1e3:,.1f} kB"
-
-
-def settings(run: RunRecord) -> dict[str, str]:
-    """Configuration, data and backbone."""
+def list_settings(run: RunRecord) -> dict[str, str]:
+    """List the configuration of a run, its numbers of images and its backbone and data hashes."""
     plan = run.plan
-    own = {name: value for name, value in plan["config"].items() if name != "options"}
-    own["tasks"] = " + ".join(str(len(names)) for names in run.results.tasks) + " classes"
-    data = {f"{part} images": plan[part]["images"] for part in ("train", "test")}
+    config = {name: value for name, value in plan["config"].items() if name != "options"}
+    config["tasks"] = " + ".join(str(len(names)) for names in run.results.tasks) + " classes"
+    images = {f"{part} images": plan[part]["images"] for part in ("train", "test")}
     hashes = {f"{part} sha256": str(plan[part]["sha256"])[:16] for part in ("backbone", "train", "test")}
-    return {name: _word(value) for name, value in {**own, **data, **hashes}.items()}
+    return {name: _format_value(value) for name, value in {**config, **images, **hashes}.items()}
 
 
-def options(run: RunRecord) -> dict[str, str]:
-    """The method's options, those that nobody gave among them."""
-    return {name: _word(value) for name, value in run.plan["options"].items()}
+def list_options(run: RunRecord) -> dict[str, str]:
+    """List the options of a run's method, defaults included."""
+    return {name: _format_value(value) for name, value in run.plan["options"].items()}
 
 
-def environment(run: RunRecord) -> dict[str, str]:
-    """Versions and machine."""
+def list_environment(run: RunRecord) -> dict[str, str]:
+    """List the package versions and the machine of a run."""
     return {name: str(value) for name, value in run.plan["environment"].items()}
 
 
-def _word(value: Any) -> str:
-    return ", ".join(_word(each) for each in value) if isinstance(value, (list, tuple)) else "none" if value is None else str(value)
+def _format_megabytes(size: int | None) -> str:
+    return NOT_AVAILABLE if size is None else f"{size / 1e6:,.1f} MB"
+
+
+def _format_kilobytes(size: int | None) -> str:
+    return NOT_AVAILABLE if size is None else f"{size / 1e3:,.1f} kB"
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_format_value(each) for each in value)
+    return "none" if value is None else str(value)

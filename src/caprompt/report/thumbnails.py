@@ -1,4 +1,4 @@
-"""Small pictures of test images, read from the data set when the report is made and put into the page as they are."""
+"""Thumbnails of test images, read from the data set and embedded in the page."""
 
 from __future__ import annotations
 
@@ -17,45 +17,48 @@ from caprompt.errors import CapromptError
 from caprompt.experiments.execution import split_data
 from caprompt.report.run_data import RunRecord
 
-__all__ = ["Thumbnails", "thumbnails"]
+__all__ = ["Thumbnails", "make_thumbnails"]
 
-SIDE = 96
+MAX_SIDE = 96  # pixels
 
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Data URLs by position among the test images; `note` says why there are none."""
+    """Data URLs by index among the test images; `note` says why there are none."""
 
     urls: dict[int, str] = field(default_factory=dict)
     note: str = ""
 
 
-def thumbnails(run: RunRecord, images: Iterable[int]) -> Thumbnails:
-    """Pictures of these test images of a run, or why there are none: the data is not at hand, or no longer what was tested."""
-    wanted = sorted(set(images))
-    if not wanted:
+def make_thumbnails(run: RunRecord, images: Iterable[int]) -> Thumbnails:
+    """Make thumbnails of these test images of a run.
+
+    There are none, and a note says why, if the data set is missing or not the one that was tested.
+    """
+    indices = sorted(set(images))
+    if not indices:
         return Thumbnails()
     try:
-        test = tested_images(run)
+        test = _load_test_images(run)
         if test is None:
-            return Thumbnails(note="No pictures: the data set at hand is not the one that this run was tested on.")
-        return Thumbnails({image: data_url(test, image) for image in wanted})
+            return Thumbnails(note="No images: the data set on disk is not the one that this run was tested on.")
+        return Thumbnails({index: encode_data_url(test, index) for index in indices})
     except (CapromptError, OSError):
-        return Thumbnails(note="No pictures: the data set of this run is not at hand.")
+        return Thumbnails(note="No images: the data set of this run is not available.")
 
 
-def tested_images(run: RunRecord) -> Samples | None:
-    """The very images that a run was tested on, in their order; None if what is there now differs."""
+def _load_test_images(run: RunRecord) -> Samples | None:
+    """Load the images that a run was tested on, in the same order; return None if they differ."""
     _, test = split_data(load_dataset(run.config.dataset), run.config)
-    if len(test) != run.plan["test"]["images"]:  # some could not be read, and were left out
+    if len(test) != run.plan["test"]["images"]:  # the run skipped unreadable images
         test = validate_images(test, ImageCache(budget_bytes=0), skip_bad=True)
     return test if test.digest() == run.plan["test"]["sha256"] else None
 
 
-def data_url(test: Samples, image: int) -> str:
-    """One picture, at most `SIDE` pixels wide and high, as the data URL of a JPEG."""
-    small = Image.fromarray(decode(test.pictures[image], shrink_to=2 * SIDE))
-    small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+def encode_data_url(test: Samples, index: int) -> str:
+    """Encode one image as the data URL of a JPEG, at most `MAX_SIDE` pixels wide and high."""
+    image = Image.fromarray(decode(test.images[index], shrink_to=2 * MAX_SIDE))
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     content = io.BytesIO()
-    small.save(content, "JPEG", quality=82, optimize=True)
+    image.save(content, "JPEG", quality=82, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()

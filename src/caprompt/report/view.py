@@ -1,4 +1,4 @@
-"""What stands where in a report: figures, tables and mistakes of runs, arranged for the template."""
+"""The view of a report: charts, tables and mistakes of runs, arranged for the template."""
 
 from __future__ import annotations
 
@@ -10,153 +10,130 @@ from typing import Any
 from markupsafe import Markup
 
 from caprompt import metrics, protocols
+from caprompt.metrics import METRICS
 from caprompt.report import tables
-from caprompt.report.charts import Series, bar_chart, legend, line_chart
-from caprompt.report.mistakes import confused_pairs, worst_mistakes
+from caprompt.report.charts import Series, draw_bar_chart, draw_legend, draw_line_chart
+from caprompt.report.panels import make_panels
 from caprompt.report.run_data import RunRecord
 from caprompt.report.tables import Group, Table
-from caprompt.report.task_weights import CycleFigures, weights_by_cycle
 from caprompt.report.thumbnails import Thumbnails
 
-__all__ = ["report_view", "shown_images"]
-
-PAIRS, WORST = 10, 12
+__all__ = ["make_report_view"]
 
 
-def report_view(runs: Sequence[RunRecord], pictures: Mapping[str, Thumbnails]) -> dict[str, Any]:
-    """All that the template asks for."""
-    protocol = protocols.single(run.results.protocol for run in runs)
-    groups = tables.grouped(runs)
-    settings = tables.settings_table(runs, tables.settings, "The run")
-    options = tables.settings_table(runs, tables.options, "Options of the method")
+def make_report_view(runs: Sequence[RunRecord], thumbnails: Mapping[str, Thumbnails]) -> dict[str, Any]:
+    """Make the variables of the template; `thumbnails` are by the name of the run."""
+    protocol = protocols.require_same_protocol(run.results.protocol for run in runs)
+    groups = tables.group_runs(runs)
+    settings = tables.make_settings_table(runs, tables.list_settings, "The run")
+    options = tables.make_settings_table(runs, tables.list_options, "Options of the method")
     return {
-        "title": title(runs),
-        "runs": [run_view(run, pictures.get(run.name, Thumbnails())) for run in runs],
+        "title": _format_title(runs),
+        "runs": [_make_run_view(run, thumbnails.get(run.name, Thumbnails())) for run in runs],
         "protocol": protocol,
-        "honest": protocols.kind(protocol) == "honest",
-        "warnings": warnings(runs),
-        "tiles": tiles(runs[0]) if len(runs) == 1 else [],
-        "summary": tables.summary_table(runs),
-        "means": tables.means_table(groups),
-        "curve": curve(groups),
-        "forgetting": forgetting_chart(groups),
-        "cost": tables.cost_table(runs),
+        "honest": protocols.parse_kind(protocol) == "honest",
+        "warnings": _collect_warnings(runs),
+        "tiles": _make_tiles(runs[0]) if len(runs) == 1 else [],
+        "summary": tables.make_summary_table(runs),
+        "means": tables.make_means_table(groups),
+        "curve": _make_accuracy_curve(groups),
+        "forgetting": _make_forgetting_chart(groups),
+        "metrics": [(metric.label, metric.description) for metric in METRICS.values()],
+        "cost": tables.make_cost_table(runs),
         "settings": settings,
         "options": options,
-        "differences": tables.differing(settings, options) if len(runs) > 1 else None,
-        "environment": tables.settings_table(runs, tables.environment, "Versions and machine"),
+        "differences": tables.make_differences_table(settings, options) if len(runs) > 1 else None,
+        "environment": tables.make_settings_table(runs, tables.list_environment, "Versions and machine"),
     }
 
 
-def shown_images(run: RunRecord) -> list[int]:
-    """The test images whose pictures a report shows."""
-    if run.final is None:
-        return []
-    pairs = confused_pairs(run.final, PAIRS)
-    return [m.image for m in (*worst_mistakes(run.final, WORST), *(mistake for pair in pairs for mistake in pair.worst))]
-
-
-def title(runs: Sequence[RunRecord]) -> str:
-    """What is reported on, in a line."""
-    datasets = list(dict.fromkeys(Path(run.config.dataset).name for run in runs))  # of a folder, only what it is called
+def _format_title(runs: Sequence[RunRecord]) -> str:
+    datasets = list(dict.fromkeys(Path(run.config.dataset).name for run in runs))  # only the last part of a path
     methods = list(dict.fromkeys(run.config.method for run in runs))
     count = "" if len(runs) == 1 else f" ({len(runs)} runs)"
     return f"{', '.join(methods)} on {', '.join(datasets)}{count}"
 
 
-def warnings(runs: Sequence[RunRecord]) -> list[str]:
-    """What casts doubt on the figures, each said once, with the run's name where there are several."""
-    found = []
+def _collect_warnings(runs: Sequence[RunRecord]) -> list[str]:
+    """Collect the reasons to doubt the metrics, once each, with the run's name if several."""
+    warnings = []
     for run in runs:
         prefix = f"{run.name}: " if len(runs) > 1 else ""
-        doubts = [*run.plan.get("warnings", []), *run.plan.get("skipped", []), *((run.audit or {}).get("warnings", []))]
-        found += [prefix + doubt for doubt in dict.fromkeys(doubts)]
+        saved = [*run.plan.get("warnings", []), *run.plan.get("skipped", []), *((run.audit or {}).get("warnings", []))]
+        warnings += [prefix + warning for warning in dict.fromkeys(saved)]
         if run.audit is not None and not run.audit["clean"]:
-            found.append(f"{prefix}the audit found answers that depend on the other images of a batch")
+            warnings.append(f"{prefix}the audit found predictions that change with batch composition")
         if run.config.validation:
-            found.append(f"{prefix}tested on images held out from the training images, not on the test images")
+            warnings.append(f"{prefix}tested on validation images split from the training images, not on the test images")
     if len({run.plan["test"]["sha256"] for run in runs}) > 1:
-        found.append("these runs were tested on different images; their figures are of different things")
-    return found
+        warnings.append("these runs were tested on different images, so their metrics are not comparable")
+    return warnings
 
 
-def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
-    """The headline of a single run: figure, name, and what it means."""
-    figures, seconds = run.results.summary(), sum(row.seconds for row in run.results.rows)
-    found = [(f"{figures['ACC']:.1f}", "ACC, %", "mean accuracy over the tasks, after the last one")]
+def _make_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Make the headline of a single run: value, name and description of each tile."""
+    summary, seconds = run.results.summary(), sum(row.seconds for row in run.results.rows)
+
+    def tile(name: str, unit: str) -> tuple[str, str, str]:
+        return f"{summary[name]:.1f}", f"{METRICS[name].label}, {unit}", METRICS[name].description
+
+    tiles = [tile("ACC", "%")]
     if not run.results.joint:
-        found.append((f"{figures['AF']:.1f}", "AF, points", "what a task has lost since its best, on average"))
-    found.append((f"{figures['task_identification']:.1f}", "task identified, %", "how often the likeliest task is the right one"))
-    found.append((tables.duration(seconds), "training", f"{len(run.results.tasks)} tasks, {run.plan['train']['images']:,} images"))
-    return found
+        tiles.append(tile("AF", "points"))
+    tiles.append(tile("task_identification", "%"))
+    size = f"{len(run.results.tasks)} tasks, {run.plan['train']['images']:,} images"
+    tiles.append((tables.format_duration(seconds), "training", size))
+    return tiles
 
 
-def series_of(groups: Sequence[Group], values: Callable[[metrics.Matrix], Sequence[float]]) -> list[Series]:
-    """A series per group: the mean over its seeds, and their range. Runs of other lengths than the first are left out."""
-    found = []
+def _make_series(groups: Sequence[Group], compute: Callable[[metrics.Matrix], Sequence[float]]) -> list[Series]:
+    """Make a series per group: the mean over its seeds, and their range.
+
+    Runs whose number of values differs from that of the first run of their group are left out.
+    """
+    all_series = []
     for group in groups:
-        curves = [values(run.results.matrix) for run in group.runs]
+        curves = [compute(run.results.matrix) for run in group.runs]
         columns = list(zip(*(curve for curve in curves if len(curve) == len(curves[0])), strict=True))
-        several = len(curves) > 1
-        low, high = ([each(column) for column in columns] if several else [] for each in (min, max))
-        found.append(Series(group.name, [fmean(column) for column in columns], low, high))
-    return found
+        has_range = len(curves) > 1
+        low, high = ([reduce(column) for column in columns] if has_range else [] for reduce in (min, max))
+        all_series.append(Series(group.name, [fmean(column) for column in columns], low, high))
+    return all_series
 
 
-def curve(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Accuracy after each task: figure, legend and numbers; a joint run has none."""
+def _make_accuracy_curve(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """Make the chart, legend and table of the accuracy after each task; a joint run has none."""
     if groups[0].runs[0].results.joint:
         return None
-    series = series_of(groups, metrics.incremental_accuracies)
-    most = max(len(each.values) for each in series)
-    rows = [[each.name, *(f"{value:.1f}" for value in each.values), *[""] * (most - len(each.values))] for each in series]
-    numbers = Table("ACC after each task, in percent", ["runs", *(f"task {n + 1}" for n in range(most))], rows)
-    figure = line_chart(series, "Accuracy after each task, in percent", "tasks learned", "mean accuracy over tasks seen (%)")
-    return {"figure": figure, "legend": legend(series) if len(series) > 1 else Markup(""), "numbers": numbers}
+    series = _make_series(groups, metrics.incremental_accuracies)
+    longest = max(len(each.values) for each in series)
+    rows = [[each.name, *(f"{value:.1f}" for value in each.values), *[""] * (longest - len(each.values))] for each in series]
+    table = Table("ACC after each task, in percent", ["runs", *(f"task {task + 1}" for task in range(longest))], rows)
+    chart = draw_line_chart(series, "Accuracy after each task, in percent", "tasks learned", "mean accuracy over tasks seen (%)")
+    return {"chart": chart, "legend": _draw_legend_of_several(series), "table": table}
 
 
-def forgetting_chart(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """What every task but the last has lost since its best; nothing after a single task."""
-    series = [each for each in series_of(groups, metrics.forgetting_per_task) if each.values]
+def _make_forgetting_chart(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """Make the chart of the accuracy that tasks have lost since their best; one task has none."""
+    series = [each for each in _make_series(groups, metrics.forgetting_per_task) if each.values]
     longest = max((len(each.values) for each in series), default=0)
     series = [each for each in series if len(each.values) == longest]
     if not series:
         return None
     labels = [f"task {task + 1}" for task in range(longest)]
-    figure = bar_chart(labels, series, "Accuracy that each task has lost since its best, in points")
-    return {"figure": figure, "legend": legend(series) if len(series) > 1 else Markup("")}
+    chart = draw_bar_chart(labels, series, "Accuracy that each task has lost since its best, in points")
+    return {"chart": chart, "legend": _draw_legend_of_several(series)}
 
 
-def run_view(run: RunRecord, pictures: Thumbnails) -> dict[str, Any]:
-    """What is told of one run alone."""
-    results, final = run.results, run.final
-    cycles = weights_by_cycle(final, results.tasks) if final else []
+def _make_run_view(run: RunRecord, thumbnails: Thumbnails) -> dict[str, Any]:
+    """Make the template variables that belong to one run."""
     return {
         "name": run.name,
-        "notes": [*run.notes, *([pictures.note] if pictures.note else [])],
-        "matrix": results.matrix,
-        "tasks": list(enumerate(results.tasks, start=1)),
-        "joint": results.joint,
-        "cycles": cycles,
-        "cycle_curve": cycle_curve(cycles),
-        "mistakes": sum((final.true != final.answer).tolist()) if final else 0,
-        "tested": run.plan["test"]["images"],
-        "pairs": confused_pairs(final, PAIRS) if final else [],
-        "worst": [mistake for mistake in worst_mistakes(final, WORST) if mistake.image in pictures.urls] if final else [],
-        "pictures": pictures.urls,
-        "classes": tables.classes_table(run) if final else None,
-        "audit": run.audit,
-        "audit_table": tables.audit_table(run.audit) if run.audit else None,
+        "notes": [*run.notes, *([thumbnails.note] if thumbnails.note else [])],
+        "panels": make_panels(run, thumbnails),
     }
 
 
-def cycle_curve(cycles: Sequence[CycleFigures]) -> dict[str, Any] | None:
-    """How weights and accuracy move with the number of cycles."""
-    if len(cycles) < 2:
-        return None
-    series = [
-        Series("weight of the right task", [each.on_true_task for each in cycles]),
-        Series("accuracy", [each.accuracy for each in cycles]),
-    ]
-    figure = line_chart(series, "Weight of the right task, and accuracy, by cycles", "cycles", "mean over test images (%)")
-    return {"figure": figure, "legend": legend(series)}
+def _draw_legend_of_several(series: Sequence[Series]) -> Markup:
+    """Draw the legend, empty for a single series."""
+    return draw_legend(series) if len(series) > 1 else Markup("")

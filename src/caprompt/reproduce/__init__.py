@@ -1,13 +1,13 @@
-"""The paper's tables and figures again, each by one command, with our figures beside the published ones.
+"""Reproduction of the paper's tables and figures, each by one command, with our results beside the published ones.
 
-scales.py, scales.toml          how large: the paper itself, a small version, a tiny one for a laptop
-published.py, published.toml    the paper's own figures
-targets.py                      what can be reproduced: rows, data sets, backbones, what is measured
-accuracies.py, figures.py, theorem.py, comparison.py, orders.py         the families of targets
-measures.py                     what is measured on trained models
-evidence.py                     which cells a target needs, and what they have found
-sheets.py, drawing.py           tables in every format, and pictures
-page.py                         docs/results.md
+scales.py, scales.toml          sizes of a reproduction: the paper itself, a small version, a tiny one for a laptop
+published.py, published.toml    the values printed in the paper
+evidence.py                     targets (tables and figures as data), and the results of their cells
+targets/                        the registered targets, one family a file
+plan.py                         the cells that a target needs, and the record of them
+measures.py                     measurements on trained models
+tables.py, plots.py             result tables and matplotlib figures
+writers.py                      the files of a target: Markdown, CSV, LaTeX, SVG, PNG
 """
 
 from __future__ import annotations

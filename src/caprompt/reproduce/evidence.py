@@ -1,4 +1,4 @@
-"""What a target is, and what its cells have found: the figures of a table, or why there are none."""
+"""Targets (tables and figures as data), and the results of their cells: the values of a table, or why there are none."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from caprompt.experiments.grid import Measure, is_done, read_failure, read_measure
 from caprompt.experiments.run_folder import RunResult, read_plan
 from caprompt.metrics import mean_std
-from caprompt.protocols import kind, single
-from caprompt.reproduce.plots import Picture
+from caprompt.protocols import parse_kind, require_same_protocol
+from caprompt.reproduce.plots import Plot
 from caprompt.reproduce.scales import Scale
 from caprompt.reproduce.tables import OURS, Entry, Line, ResultTable
 
-__all__ = ["PAPER_DATA", "TITLES", "Evidence", "Place", "Presentation", "Row", "Target", "kind_of", "machine"]
+__all__ = ["PAPER_DATA", "TITLES", "EntryKey", "Evidence", "Presentation", "Row", "Target", "describe_machine", "resolve_protocol"]
 
-Place = tuple[str, str, str]  # row, data set, backbone ("" for the scale's own)
+EntryKey = tuple[str, str, str]  # row, dataset, backbone ("" for the scale's own)
 PAPER_DATA = ("cifar100", "imagenet-r", "cub200")
 TITLES = {"cifar100": "CIFAR-100", "imagenet-r": "ImageNet-R", "cub200": "CUB200", "tiny-imagenet": "Tiny-ImageNet"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to learn: a method and what is special about it."""
+    """A method with the options that distinguish it from other rows."""
 
     label: str
     method: str = "caprompt"
@@ -32,16 +32,16 @@ class Row:
 
     @classmethod
     def paper(cls, label: str, **options: Any) -> Row:
-        """CAPrompt as the paper has it, but for these options."""
+        """Return CAPrompt as in the paper, with these options overridden."""
         return cls(label, options={"classifier": "aligned", **options})
 
 
 @dataclass(frozen=True)
 class Presentation:
-    """What a target shows."""
+    """The table and the plots of a target."""
 
-    sheet: ResultTable
-    pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the ending of their file's name, "" for the only one
+    table: ResultTable
+    plots: Mapping[str, Plot] = field(default_factory=dict)  # by suffix of the file name, "" for the only one
 
 
 @dataclass(frozen=True)
@@ -60,118 +60,121 @@ class Target:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cells behind one target at one scale, by name, and what lies on the disk of them; `planning.py` makes it."""
+    """The cells behind one target at one scale, by name, and their results on disk; made by `plan.py`."""
 
     target: Target
     scale: Scale
-    home: Path  # where the cells are
+    cells_dir: Path
     protocol: str
-    planned: Mapping[Place, tuple[str, ...] | str]  # the cell of each seed, or why there is none
+    planned: Mapping[EntryKey, tuple[str, ...] | str]  # the cell of each seed, or why there is none
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """Those of the columns, from left to right."""
+        """The datasets of the columns, from left to right."""
         return tuple(dict.fromkeys(dataset for _, dataset, _ in self.planned))
 
     @property
     def backbones(self) -> dict[str, str]:
-        """Those of the table's blocks, by title."""
+        """The backbones of the table's blocks, by title."""
         used = {backbone for _, _, backbone in self.planned}
         return {title: name for title, name in self.target.backbones.items() if name in used}
 
     def is_done(self, name: str) -> bool:
-        """Has a cell given everything that this target needs?"""
-        return is_done(self.home / name, self.target.measures)
+        """Return whether a cell has all results that this target needs."""
+        return is_done(self.cells_dir / name, self.target.measures)
 
-    def done(self, row: Row, dataset: str, backbone: str = "") -> list[Path] | str:
-        """The folders of a figure's finished cells, one per seed, or why there are none."""
+    def list_finished(self, row: Row, dataset: str, backbone: str = "") -> list[Path] | str:
+        """Return the folders of an entry's finished cells, one per seed, or why there are none."""
         names = self.planned[row.label, dataset, backbone]
         if isinstance(names, str):
             return names
-        finished = [self.home / name for name in names if self.is_done(name)]
-        return finished or ("failed" if any(read_failure(self.home / name) for name in names) else "not run")
+        finished = [self.cells_dir / name for name in names if self.is_done(name)]
+        return finished or ("failed" if any(read_failure(self.cells_dir / name) for name in names) else "not run")
 
-    def runs(self, row: Row, dataset: str, backbone: str = "") -> list[RunResult] | str:
-        """The results of each seed."""
-        folders = self.done(row, dataset, backbone)
+    def load_runs(self, row: Row, dataset: str, backbone: str = "") -> list[RunResult] | str:
+        """Load the run of each seed."""
+        folders = self.list_finished(row, dataset, backbone)
         return folders if isinstance(folders, str) else [RunResult.load(folder) for folder in folders]
 
-    def found(self, row: Row, dataset: str, measure: Measure, backbone: str = "") -> list[dict[str, Any]] | str:
-        """What was measured for each seed."""
-        folders = self.done(row, dataset, backbone)
+    def read_measures(self, row: Row, dataset: str, measure: Measure, backbone: str = "") -> list[dict[str, Any]] | str:
+        """Read a measure's result for each seed."""
+        folders = self.list_finished(row, dataset, backbone)
         return folders if isinstance(folders, str) else [read_measure(folder, measure) for folder in folders]
 
-    def metric(self, row: Row, dataset: str, name: str, backbone: str = "") -> Entry:
-        """One of the usual figures of a run, over seeds."""
-        runs = self.runs(row, dataset, backbone)
+    def compute_metric(self, row: Row, dataset: str, name: str, backbone: str = "") -> Entry:
+        """Return mean and standard deviation over seeds of a metric in the runs' summaries."""
+        runs = self.load_runs(row, dataset, backbone)
         if isinstance(runs, str):
             return runs
-        single(run.protocol for run in runs)
+        require_same_protocol(run.protocol for run in runs)
         return mean_std([run.summary()[name] for run in runs])
 
-    def protocol_of(self, row: Row) -> str:
-        """Under which protocol a row is run, in a word; for a row of which nothing has been run, under which it would be."""
-        runs = (self.runs(row, dataset, backbone) for label, dataset, backbone in self.planned if label == row.label)
-        protocols = [run.protocol for found in runs if not isinstance(found, str) for run in found]
-        return kind(single(protocols)) if protocols else kind_of(row, self.protocol)
+    def get_protocol(self, row: Row) -> str:
+        """Return the kind of protocol a row was run under, or would be if nothing of it has been run."""
+        loaded = (self.load_runs(row, dataset, backbone) for label, dataset, backbone in self.planned if label == row.label)
+        protocols = [run.protocol for runs in loaded if not isinstance(runs, str) for run in runs]
+        return parse_kind(require_same_protocol(protocols)) if protocols else resolve_protocol(row, self.protocol)
 
-    def blocks(self, columns: int, entries: Callable[[Row, str], Iterable[Entry]]) -> tuple[Line, ...]:
-        """A line of ours for each row, a block for each data set; of one where nothing at all was run, a single line says so."""
+    def build_lines(self, columns: int, entries: Callable[[Row, str], Iterable[Entry]]) -> tuple[Line, ...]:
+        """Return a line for each row in a block for each dataset; a dataset with no results at all gets a single line."""
         lines: list[Line] = []
         for dataset in self.datasets:
-            done, place = [self.done(row, dataset) for row in self.target.rows], TITLES.get(dataset, dataset)
-            if isinstance(done[0], str) and done.count(done[0]) == len(done):
-                lines.append(Line((place, "every row"), OURS, "honest", (done[0],) * columns))
+            finished, title = [self.list_finished(row, dataset) for row in self.target.rows], TITLES.get(dataset, dataset)
+            if isinstance(finished[0], str) and finished.count(finished[0]) == len(finished):
+                lines.append(Line((title, "every row"), OURS, "honest", (finished[0],) * columns))
                 continue
             for row in self.target.rows:
-                lines.append(Line((place, row.label), OURS, self.protocol_of(row), tuple(entries(row, dataset))))
+                lines.append(Line((title, row.label), OURS, self.get_protocol(row), tuple(entries(row, dataset))))
         return tuple(lines)
 
-    def named(self, row: Row) -> str:
-        """A row's name in a picture, marked where its figures are not honest."""
-        rules = self.protocol_of(row)
-        return row.label if rules == "honest" else f"{row.label} ({rules.upper()}: not honest)"
+    def format_label(self, row: Row) -> str:
+        """Return a row's label in a plot, marked where its protocol is not honest."""
+        protocol = self.get_protocol(row)
+        return row.label if protocol == "honest" else f"{row.label} ({protocol.upper()}: not honest)"
 
-    def machines(self) -> tuple[str, ...]:
-        """Where the cells were run, and with which versions."""
+    def list_machines(self) -> tuple[str, ...]:
+        """Return the machines and versions that the cells were run with."""
         names = {
             name for planned in self.planned.values() if not isinstance(planned, str) for name in planned if self.is_done(name)
         }
-        found = (read_plan(self.home / name)["environment"] for name in sorted(names))
-        return tuple(dict.fromkeys(machine(environment) for environment in found if environment))
+        environments = (read_plan(self.cells_dir / name)["environment"] for name in sorted(names))
+        return tuple(dict.fromkeys(describe_machine(environment) for environment in environments if environment))
 
     def notes(self) -> tuple[str, ...]:
-        """What was not run, said plainly: by data set and backbone, and each failure with its reason."""
+        """Return what was not run, by dataset and backbone, warnings of the runs, and each failure with its reason."""
         absent: dict[str, set[str]] = {}
         for (_, dataset, backbone), names in self.planned.items():
             if isinstance(names, str):
-                place = TITLES.get(dataset, dataset) + (f" with {backbone}" if backbone else "")
-                absent.setdefault(names, set()).add(place)
-        notes = [f"{', '.join(sorted(places))}: {why}, so there are no figures of ours" for why, places in absent.items()]
+                title = TITLES.get(dataset, dataset) + (f" with {backbone}" if backbone else "")
+                absent.setdefault(names, set()).add(title)
+        notes = [f"{', '.join(sorted(titles))}: {why}, so there are no results of ours" for why, titles in absent.items()]
         planned = [names for names in self.planned.values() if not isinstance(names, str)]
         short = sum(not all(map(self.is_done, names)) for names in planned)
-        notes += [f"{short} of {len(planned)} rest on fewer than {self.scale.seeds} seeds, or on none"] if short else []
-        waiting = dict.fromkeys(name for names in planned for name in names if not self.is_done(name))
-        reasons = {name: read_failure(self.home / name) for name in waiting}
-        return (*notes, *self.concerns(), *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
+        notes += [f"{short} of {len(planned)} entries rest on fewer than {self.scale.seeds} seeds, or on none"] if short else []
+        unfinished = dict.fromkeys(name for names in planned for name in names if not self.is_done(name))
+        reasons = {name: read_failure(self.cells_dir / name) for name in unfinished}
+        return (*notes, *self._list_warnings(), *(f"failed: {name} ({reason})" for name, reason in reasons.items() if reason))
 
-    def concerns(self) -> tuple[str, ...]:
-        """What readers of the figures should know of data and backbone, as the runs themselves have noted it."""
-        found = [
+    def _list_warnings(self) -> tuple[str, ...]:
+        """Return the warnings about data and backbone that the runs have recorded."""
+        warnings = [
             f"{TITLES.get(dataset, dataset)}: {warning}"
             for (_, dataset, _), names in self.planned.items()
             for name in (() if isinstance(names, str) else names)
             if self.is_done(name)
-            for warning in read_plan(self.home / name).get("warnings", ())
+            for warning in read_plan(self.cells_dir / name).get("warnings", ())
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(warnings))
 
 
-def machine(environment: Mapping[str, Any]) -> str:
-    """Where a run was made, from its `environment`."""
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """Return device and versions of a run, from its `environment`."""
     return "{device}, torch {torch}, Python {python}, caprompt {caprompt}".format(**environment)
 
 
-def kind_of(row: Row, protocol: str) -> str:
-    """The protocol of a row where this one is asked for; only CAPrompt as the paper has it has the leak of its released program."""
+def resolve_protocol(row: Row, protocol: str) -> str:
+    """Return the protocol of a row where this one is requested.
+
+    Only CAPrompt as in the paper has the leak of the authors' released code.
+    """
     return protocol if row.method == "caprompt" and row.options.get("classifier") == "aligned" else "honest"

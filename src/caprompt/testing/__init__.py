@@ -1,3 +1,33 @@
-"""Checks that every method must pass, for use in the tests of any package."""
+"""Checks that every method must pass, for use in the tests of any package.
+
+    from caprompt.testing import check_method
+
+    def test_my_method() -> None:
+        check_method("my-method")
+
+`check_method` runs every check and raises an AssertionError that names the first one that fails. To see each check as a test of its
+own, parametrize over `list_checks()`:
+
+    @pytest.mark.parametrize("check", list_checks(), ids=str)
+    def test_my_method(check: Check, tmp_path: Path) -> None:
+        check(model_factory("my-method", write_backbone(tmp_path / "tiny.safetensors")))
+
+The method's class says what makes it quick (`check_options`) and which options to try besides the defaults (`check_variants`).
+"""
 
 from __future__ import annotations
+
+from caprompt.testing.checks import Check, ModelFactory, check_method, list_checks, model_factory
+from caprompt.testing.tiny import square, squares, tiny_vit, write_backbone
+
+__all__ = [
+    "Check",
+    "ModelFactory",
+    "check_method",
+    "list_checks",
+    "model_factory",
+    "square",
+    "squares",
+    "tiny_vit",
+    "write_backbone",
+]

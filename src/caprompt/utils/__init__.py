@@ -1,3 +1,3 @@
-"""Helpers without knowledge of models: files, devices, random numbers, optimizers, CUDA graphs."""
+"""General helpers: files, devices, random streams, optimizers, CUDA graphs, throttling."""
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""CapturedFunction functions: on a GPU, work that is the same every time is recorded once as a graph of kernels and then replayed.
+"""CUDA-graph capture: work that is the same on every call is captured once and then replayed.
 
-A step of a small batch is a thousand small kernels; launched one by one, the GPU waits for the host most of the time.
+A training step on a small batch launches about a thousand small kernels; launched one by one, the
+GPU waits for the host most of the time. Replaying a graph launches all of them at once.
 
-    step = recorded(step, device)       # on a CPU the function itself
-    losses = step(images, labels)       # plain at first, then recorded, then replayed
+    step = capture(step, device)        # on a CPU the function itself
+    losses = step(images, labels)       # called eagerly at first, then captured, then replayed
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ __all__ = ["CapturedFunction", "capture"]
 
 Result = TypeVar("Result")
 
-WARMUP_CALLS = 3  # before recording: they make what lives on (an optimiser's moments) and let libraries choose their kernels
+# Eager calls before the capture: they allocate what outlives a call (such as optimizer moments) and
+# let libraries select kernels.
+WARMUP_CALLS = 3
 
 
 class CapturedFunction(Generic[Result]):
-    """A function of tensors that, after a few calls, is replayed; inputs of other shapes than the first ones are computed plainly.
+    """A function of tensors that is replayed as a CUDA graph after a few warm-up calls.
 
-    What it returns is overwritten by the next call. The function must not wait for the GPU, and what it changes must stay in place.
+    Only inputs of the shapes of the first call are replayed; other shapes are computed eagerly. The
+    returned tensors are overwritten by the next call. The function must not synchronize with the
+    GPU and must update its state in place.
     """
 
     def __init__(self, function: Callable[..., Result]) -> None:
@@ -36,49 +41,51 @@ class CapturedFunction(Generic[Result]):
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor) -> Result:
-        shapes = [given.shape for given in inputs]
+        shapes = [tensor.shape for tensor in inputs]
         self.shapes = self.shapes or shapes
         if shapes != self.shapes:
             return self.function(*inputs)
         with torch.cuda.device(inputs[0].device):
-            return self.again(*inputs)
+            return self._warm_up_or_replay(*inputs)
 
-    def again(self, *inputs: Tensor) -> Result:
-        """A call with inputs of the first call's shapes."""
+    def _warm_up_or_replay(self, *inputs: Tensor) -> Result:
         if self.graph is None:
             self.calls += 1
             if self.calls <= WARMUP_CALLS:
-                return self.aside(*inputs)
-            self.graph = self.record(*inputs)
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given)
+                return self._call_on_capture_stream(*inputs)
+            self.graph = self._capture(*inputs)
+        for static, tensor in zip(self.inputs, inputs, strict=True):
+            static.copy_(tensor)
         self.graph.replay()
         return self.result
 
-    def aside(self, *inputs: Tensor) -> Result:
-        """A plain call on another stream, which is what recording asks of the calls before it."""
-        side = capture_stream(inputs[0].device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def _call_on_capture_stream(self, *inputs: Tensor) -> Result:
+        """Call the function eagerly on a side stream, as capture requires of the warm-up calls."""
+        stream = _capture_stream(inputs[0].device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             result = self.function(*inputs)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         return result
 
-    def record(self, *inputs: Tensor) -> torch.cuda.CUDAGraph:
-        """Record a call with inputs of these shapes. Recording computes nothing."""
-        self.inputs = tuple(given.clone() for given in inputs)
+    def _capture(self, *inputs: Tensor) -> torch.cuda.CUDAGraph:
+        """Capture a call with inputs of these shapes.
+
+        Nothing is computed until the graph is replayed.
+        """
+        self.inputs = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=capture_stream(inputs[0].device)):
+        with torch.cuda.graph(graph, stream=_capture_stream(inputs[0].device)):
             self.result = self.function(*self.inputs)
         return graph
 
 
 @cache
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream of a GPU that everything is recorded on: products take memory to work in for every stream they are seen on."""
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures on a GPU: cuBLAS allocates a workspace per stream."""
     return torch.cuda.Stream(device)
 
 
 def capture(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """The function, recorded where that is possible."""
+    """Return the function, captured as a CUDA graph if the device is a GPU."""
     return CapturedFunction(function) if device.type == "cuda" else function

@@ -1,4 +1,4 @@
-"""Where a model computes, and in what numbers."""
+"""Selection of the device and of the dtype that a backbone computes in."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from caprompt.errors import OptionError
 
 __all__ = ["FP8", "has_float8", "resolve_device", "resolve_dtype", "to_device"]
 
-FP8 = "fp8"  # the products of the blocks in 8 bits, all else in bfloat16: `fp8.py`
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
+FP8 = "fp8"  # matmuls of the blocks in float8, all else in bfloat16: `backbones/fp8.py`
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of this name; 'auto' is a GPU where there is one."""
+    """Return the device of this name; 'auto' is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise OptionError(f"there is no device '{name}' here; use cpu, cuda where there is a GPU, or auto") from error
+        raise OptionError(f"there is no device '{name}' here; use cpu, cuda if there is a GPU, or auto") from error
     return device
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device; a GPU fetches it in its own time, and nobody waits."""
+    """Copy a tensor from host memory to a device; copies to a GPU are asynchronous."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def has_float8(device: torch.device) -> bool:
-    """Is this a GPU that computes with 8-bit floats?
+    """Return whether the device is a GPU with float8 matmuls.
 
     >>> has_float8(torch.device("cpu"))
     False
@@ -40,7 +40,9 @@ def has_float8(device: torch.device) -> bool:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The numbers that a frozen backbone is held and computed in; 'auto' is bfloat16 on a GPU. What learns stays float32.
+    """Return the dtype of a frozen backbone.
+
+    'auto' is bfloat16 on a GPU. Trained parameters stay float32.
 
     >>> resolve_dtype("auto", torch.device("cpu")), resolve_dtype("fp16", torch.device("cpu"))
     (torch.float32, torch.float16)
@@ -48,5 +50,5 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name == FP8 and not has_float8(device):
-        raise OptionError(f"precision '{FP8}' needs a GPU that multiplies 8-bit floats (compute capability 8.9 or more); take bf16")
-    return PRECISIONS[name]
+        raise OptionError(f"precision '{FP8}' needs a GPU with float8 matmuls (compute capability 8.9 or higher); use bf16")
+    return DTYPES[name]

@@ -1,4 +1,12 @@
-"""Atomic writes, and reading of JSON, TOML and hashes."""
+"""Atomic writes, JSON and TOML reading, and file hashes.
+
+Every file is written under a temporary name, synced to disk and then renamed into place, so that
+after a kill or a power loss it has either its old or its new content. `commit` does so for several
+files of a directory at once: they are written to `.next/`, which is then renamed to `.ready/` (from
+that rename on the new files count) and moved into place one by one. A reader takes each file from
+`.ready/` while it is still there (`current_path`); a writer that finds a `.ready/` finishes that
+commit first.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +31,6 @@ __all__ = [
     "current_path",
     "encode_json",
     "finish_commit",
-    "first_line",
     "read_json",
     "read_toml",
     "sha256_of",
@@ -33,7 +40,7 @@ __all__ = [
 
 
 def commit(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace files of a folder together: after a kill, all of them are the old ones or all are the new ones."""
+    """Replace files of a folder together: after a kill, all are old or all are new."""
     folder.mkdir(parents=True, exist_ok=True)
     finish_commit(folder)
     draft = folder / ".next"
@@ -43,19 +50,6 @@ def commit(folder: Path, files: Mapping[str, bytes]) -> None:
         _write_and_sync(draft / name, content)
     draft.rename(folder / ".ready")
     finish_commit(folder)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace one JSON file atomically."""
-    write_bytes(path, encode_json(value))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace one file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.next")
-    _write_and_sync(draft, content)
-    draft.replace(path)
 
 
 def finish_commit(folder: Path) -> None:
@@ -73,11 +67,17 @@ def current_path(folder: Path, name: str) -> Path:
     return ready if ready.is_file() else folder / name
 
 
-def _write_and_sync(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace one file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.next")
+    _write_and_sync(draft, content)
+    draft.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace one JSON file atomically."""
+    write_bytes(path, encode_json(value))
 
 
 def encode_json(value: Any) -> bytes:
@@ -85,8 +85,31 @@ def encode_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a missing file reads as an empty one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"'{path}' is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"'{path}' is not a JSON object but a {type(value).__name__}")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the configuration file '{path}' cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"'{path}' is not valid TOML: {error}") from error
+
+
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -94,27 +117,8 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"'{path}' is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
-
-
-def first_line(error: Exception) -> str:
-    """The beginning of an error of someone else's."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A flat TOML file of settings."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the configuration file '{path}' cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"'{path}' is not valid TOML: {error}") from error
+def _write_and_sync(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

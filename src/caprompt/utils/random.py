@@ -1,7 +1,8 @@
-"""Random numbers that are passed in, never global.
+"""Named random streams; generators are passed in, never global.
 
-Every use of chance names itself ("task", 3, "epoch", 2), and its generator follows from the model's seed and that name alone.
-So nothing about generators needs saving: a run that is stopped and resumed draws the very numbers it would have drawn.
+Each random stream is derived from the model's seed and a name ("task", 3, "epoch", 2), and from
+nothing else. So no generator state needs to be saved: a run that is stopped and resumed draws the
+same numbers as one that was not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["derive_seed", "make_generator", "make_generator_on"]
 
 
 def derive_seed(seed: int, *name: str | int) -> int:
-    """A seed of 63 bits for one named use of chance.
+    """Derive a 63-bit seed for one named random stream.
 
     >>> derive_seed(0, "task", 1) == derive_seed(0, "task", 1), derive_seed(0, "task", 1) == derive_seed(0, "task", 2)
     (True, False)
@@ -24,12 +25,15 @@ def derive_seed(seed: int, *name: str | int) -> int:
 
 
 def make_generator(seed: int, *name: str | int) -> torch.Generator:
-    """A fresh CPU generator for one named use of chance."""
+    """Return a new CPU generator for one named random stream."""
     return torch.Generator().manual_seed(derive_seed(seed, *name))
 
 
-def make_generator_on(device: torch.device, chance: torch.Generator) -> torch.Generator:
-    """A generator on a device that goes on where a CPU generator stands; on the CPU the generator itself."""
+def make_generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
+    """Return a generator on a device, seeded by a draw from a CPU generator.
+
+    On the CPU that generator itself.
+    """
     if device.type == "cpu":
-        return chance
-    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=chance)))
+        return generator
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))

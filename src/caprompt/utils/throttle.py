@@ -1,4 +1,4 @@
-"""Doing something often, but never so often that it takes a noticeable part of the time."""
+"""Limiting an action, such as writing a checkpoint, to a share of wall time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Throttle"]
 
 
 class Throttle:
-    """Acts when asked to, unless acting would then take more than `share` of the time since it last acted.
+    """Limit of an action to a `share` of the time since it last ran; other requests are skipped.
 
-    >>> moments = iter([0.0, 1.0,  5.0,  21.0, 22.0])  # acts from 0 to 1, is asked at 5 and at 21, and acts until 22
-    >>> pace = Throttle(share=0.05, clock=lambda: next(moments))
-    >>> [pace(lambda: None) for _ in range(3)]
+    >>> times = iter([0.0, 1.0,  5.0,  21.0, 22.0])  # runs from 0 to 1, is skipped at 5, and runs from 21 to 22
+    >>> throttle = Throttle(share=0.05, clock=lambda: next(times))
+    >>> [throttle(lambda: None) for _ in range(3)]
     [True, False, True]
     """
 
@@ -22,12 +22,12 @@ class Throttle:
         self.clock = clock
         self.next_due = float("-inf")
 
-    def __call__(self, act: Callable[[], None]) -> bool:
-        """Act, or let it be; tells which."""
-        began = self.clock()
-        if began < self.next_due:
+    def __call__(self, action: Callable[[], None]) -> bool:
+        """Run the action if it is due; return whether it ran."""
+        start = self.clock()
+        if start < self.next_due:
             return False
-        act()
-        ended = self.clock()
-        self.next_due = ended + (ended - began) / self.share
+        action()
+        end = self.clock()
+        self.next_due = end + (end - start) / self.share
         return True

@@ -1,70 +1,189 @@
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import QUICK, squares
+from helpers import QUICK, assert_refused, caprompt_here, square, squares, write_backbone, write_squares
+from PIL import Image
 
 from caprompt import ContinualClassifier, InputError, checkpoint
 from caprompt.callbacks.events import Event, StepEnded
-from caprompt.cli.commands.learn import interrupt_message, is_unfinished_folder, open_model
+from caprompt.cli.commands.learn import interrupt_message, is_reusable_folder, open_model
 from caprompt.errors import OptionError
 
 
-def opened(folder: Path, backbone: Path, resume: bool = False, restart: bool = False, **given: object) -> ContinualClassifier:
-    begin = {} if checkpoint.exists(folder) or resume else {"backbone": backbone, **QUICK}
-    return open_model(folder, {**begin, **given}, resume=resume, restart=restart, device="cpu")
+def open_quick(
+    folder: Path, backbone: Path, resume: bool = False, restart: bool = False, **settings: object
+) -> ContinualClassifier:
+    """Open a model; a new one gets the backbone and options that make training quick."""
+    defaults = {} if checkpoint.exists(folder) or resume else {"backbone": backbone, **QUICK}
+    return open_model(folder, {**defaults, **settings}, resume=resume, restart=restart, device="cpu")
 
 
-def stop_in_epoch(number: int):  # type: ignore[no-untyped-def]
-    def listen(event: Event) -> None:
-        if isinstance(event, StepEnded) and event.epoch == number:
+def stop_in_epoch(epoch: int) -> Callable[[Event], None]:
+    def stop(event: Event) -> None:
+        if isinstance(event, StepEnded) and event.epoch == epoch:
             raise KeyboardInterrupt
 
-    return listen
+    return stop
 
 
 def learn_and_stop(model: ContinualClassifier, folder: Path, epoch: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        model.learn(squares(["red", "blue"]), folder=folder, listen=stop_in_epoch(epoch))
+        model.learn(squares(["red", "blue"]), checkpoint_dir=folder, callbacks=stop_in_epoch(epoch))
 
 
-def test_new_then_old(tmp_path: Path, backbone: Path) -> None:
-    opened(tmp_path / "m", backbone).learn(squares(["red"]), folder=tmp_path / "m")
-    assert opened(tmp_path / "m", backbone).classes == ["red"]
-    with pytest.raises(OptionError, match="'epochs' can only be set when a model is begun"):
-        opened(tmp_path / "m", backbone, epochs=3)
+def test_creates_a_model_then_opens_it_without_settings(tmp_path: Path, backbone: Path) -> None:
+    open_quick(tmp_path / "m", backbone).learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
+    assert open_quick(tmp_path / "m", backbone).classes == ["red"]
+    with pytest.raises(OptionError, match="'epochs' can only be set for a new model"):
+        open_quick(tmp_path / "m", backbone, epochs=3)
 
 
-def test_a_stopped_call_must_be_resumed_or_given_up(tmp_path: Path, backbone: Path) -> None:
-    learn_and_stop(opened(tmp_path / "m", backbone, alpha=1), tmp_path / "m", epoch=1)
-    assert "--resume goes on" in interrupt_message(tmp_path / "m", 0)
-    with pytest.raises(InputError, match="--resume, or give it up with --restart"):
-        opened(tmp_path / "m", backbone)
-    assert opened(tmp_path / "m", backbone, resume=True).method.options.alpha == 1  # type: ignore[attr-defined]
+def test_stopped_call_must_be_resumed_or_discarded(tmp_path: Path, backbone: Path) -> None:
+    learn_and_stop(open_quick(tmp_path / "m", backbone, alpha=1), tmp_path / "m", epoch=1)
+    assert "--resume continues" in interrupt_message(tmp_path / "m", 0)
+    with pytest.raises(InputError, match="with --resume, or discard it with --restart"):
+        open_quick(tmp_path / "m", backbone)
+    assert open_quick(tmp_path / "m", backbone, resume=True).method.options.alpha == 1  # type: ignore[attr-defined]
     with pytest.raises(OptionError, match="leave out alpha"):
-        opened(tmp_path / "m", backbone, resume=True, alpha=2)
+        open_quick(tmp_path / "m", backbone, resume=True, alpha=2)
 
 
-def test_a_restart_gives_the_old_checkpoint_up_even_if_it_is_damaged(tmp_path: Path, backbone: Path) -> None:
-    learn_and_stop(opened(tmp_path / "m", backbone), tmp_path / "m", epoch=1)
+def test_restart_discards_even_a_damaged_checkpoint(tmp_path: Path, backbone: Path) -> None:
+    learn_and_stop(open_quick(tmp_path / "m", backbone), tmp_path / "m", epoch=1)
     (tmp_path / "m" / "in-progress" / "state.safetensors").write_bytes(b"")
-    learn_and_stop(opened(tmp_path / "m", backbone, restart=True), tmp_path / "m", epoch=0)
+    learn_and_stop(open_quick(tmp_path / "m", backbone, restart=True), tmp_path / "m", epoch=0)
     assert "nothing was changed" in interrupt_message(tmp_path / "m", 0)
     with pytest.raises(InputError, match="there is nothing to resume"):
-        opened(tmp_path / "m", backbone, resume=True)
+        open_quick(tmp_path / "m", backbone, resume=True)
 
 
-def test_what_an_interrupt_after_the_save_says(tmp_path: Path, backbone: Path) -> None:
-    opened(tmp_path / "m", backbone).learn(squares(["red"]), folder=tmp_path / "m")
-    assert "learned and saved" in interrupt_message(tmp_path / "m", calls_before=0)
+def test_interrupt_after_the_model_was_saved(tmp_path: Path, backbone: Path) -> None:
+    open_quick(tmp_path / "m", backbone).learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
+    assert "trained and saved" in interrupt_message(tmp_path / "m", 0)
 
 
-def test_a_folder_that_is_no_model_is_never_written_into(tmp_path: Path, backbone: Path) -> None:
+def test_never_writes_into_a_folder_that_is_not_a_model(tmp_path: Path, backbone: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert is_unfinished_folder(tmp_path / "mine")
+    assert is_reusable_folder(tmp_path / "mine")
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="is not a caprompt model"):
         open_model(tmp_path / "mine", {"backbone": str(backbone)}, resume=False, restart=False, device="cpu")
     with pytest.raises(InputError, match="is not a caprompt model"):
         open_model(tmp_path / "mine" / "letter.txt", {}, resume=False, restart=False, device="cpu")
+
+
+def test_unequal_tasks_and_more_images_of_a_known_class(tmp_path: Path, quick: tuple[str, ...]) -> None:
+    """Learn tasks of 1, 4, 2 and 3 classes, then further images of a known one."""
+    write_backbone(tmp_path / "tiny.safetensors")
+    weeks = [["red"], ["green", "blue", "yellow", "purple"], ["cyan", "white"], ["black", "orange", "grey"]]
+    for number, colors in enumerate(weeks, start=1):
+        write_squares(tmp_path / f"week{number}", colors)
+        flags = ["--backbone", "tiny.safetensors", *quick] if number == 1 else []
+        done = caprompt_here("learn", "pets", f"week{number}", *flags, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    write_squares(tmp_path / "later", ["green"], start=30)
+    done = caprompt_here("learn", "pets", "later", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "more of: green" in done.stdout
+    assert "10 classes" in done.stdout
+    classes = json.loads((tmp_path / "pets" / "classes.json").read_text())
+    assert [sum(entry["task"] == task for entry in classes) for task in (1, 2, 3, 4)] == [1, 4, 2, 3]
+    assert next(entry["images"] for entry in classes if entry["name"] == "green") == 10
+    write_squares(tmp_path / "test", [color for week in weeks for color in week], each=2, start=60)
+    evaluation = json.loads(caprompt_here("evaluate", "pets", "test", "--json", cwd=tmp_path).stdout)
+    assert evaluation["images"] == 20
+    assert [task["images"] for task in evaluation["tasks"]] == [2, 8, 4, 6]
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_resume_gives_the_same_model(workspace: Path) -> None:
+    write_squares(workspace / "many", ["blue", "cyan"], each=40)
+    words = ["learn", "stopped", "many", "--backbone", "tiny.safetensors", "--set", "epochs=60", "--set", "length=4"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "caprompt", *words], cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not (workspace / "stopped" / "in-progress" / "config.json").exists():
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.strip() == "caprompt: Stopped; --resume continues after the last complete epoch."
+    assert_refused(workspace, ["predict", "stopped", "test"], "continue it with --resume", caprompt_here)
+    assert_refused(workspace, ["learn", "stopped", "many"], "with --resume, or discard it with --restart", caprompt_here)
+    done = caprompt_here("learn", "stopped", "many", "--resume", cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert caprompt_here(*words[:1], "straight", *words[2:], cwd=workspace).returncode == 0
+    states = [(workspace / name / "state.safetensors").read_bytes() for name in ("stopped", "straight")]
+    assert states[0] == states[1]
+    assert_refused(workspace, ["learn", "stopped", "many", "--resume"], "there is nothing to resume", caprompt_here)
+
+
+def test_empty_class(workspace: Path, blue_cyan: Path) -> None:
+    (blue_cyan / "void").mkdir()
+    assert_refused(workspace, ["learn", "pets", "bad"], "bad/void' has no images", caprompt_here)
+
+
+def test_corrupt_image_is_an_error_or_skipped_and_listed(workspace: Path, blue_cyan: Path) -> None:
+    (blue_cyan / "blue" / "broken.png").write_bytes((blue_cyan / "blue" / "000.png").read_bytes()[:60])
+    assert_refused(workspace, ["learn", "pets", "bad"], "with --skip-bad", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "bad"], "bad/blue/broken.png", caprompt_here)
+    shutil.copytree(workspace / "pets", workspace / "copy", dirs_exist_ok=True)
+    done = caprompt_here("learn", "copy", "bad", "--skip-bad", cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert "bad/blue/broken.png" in "".join(done.stderr.split())
+    assert "Learned 10 images" in done.stdout
+    assert_refused(workspace, ["predict", "pets", "bad"], "bad/blue/broken.png", caprompt_here)
+    assert len(json.loads(caprompt_here("predict", "pets", "bad", "--skip-bad", "--json", cwd=workspace).stdout)) == 10
+
+
+def test_same_image_in_two_classes(workspace: Path, blue_cyan: Path) -> None:
+    shutil.copy(blue_cyan / "blue" / "000.png", blue_cyan / "cyan" / "same.png")
+    assert_refused(workspace, ["learn", "pets", "bad"], "are the same image", caprompt_here)
+
+
+def test_class_name_that_is_not_a_file_name(workspace: Path, blue_cyan: Path) -> None:
+    (workspace / "list.csv").write_text("path,label\nbad/blue/000.png,a/b\n")
+    assert_refused(workspace, ["learn", "pets", "list.csv"], "a/b", caprompt_here)
+
+
+def make_huge_png_header() -> bytes:
+    """Return a PNG file of a few bytes that claims to have 60,000 x 60,000 pixels."""
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    body = b"IHDR" + header
+    end = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + body + struct.pack(">I", zlib.crc32(body)) + end
+
+
+def test_decompression_bomb(workspace: Path, blue_cyan: Path) -> None:
+    (blue_cyan / "blue" / "bomb.png").write_bytes(make_huge_png_header())
+    assert_refused(workspace, ["learn", "pets", "bad"], "bad/blue/bomb.png", caprompt_here)
+    assert_refused(workspace, ["predict", "pets", "bad/blue/bomb.png"], "bad/blue/bomb.png", caprompt_here)
+
+
+def test_unusual_images_are_accepted(workspace: Path, quick: tuple[str, ...]) -> None:
+    """Gray, palette, alpha, 16-bit and rotated images, nested and in mixed formats."""
+    folder = workspace / "odd" / "mix"
+    (folder / "deep" / "er").mkdir(parents=True)
+    image = Image.fromarray(square("orange", 1))
+    image.convert("L").save(folder / "gray.jpg")
+    image.convert("P").save(folder / "palette.gif")
+    image.convert("RGBA").save(folder / "deep" / "alpha.webp")
+    image.convert("L").convert("I;16").save(folder / "deep" / "er" / "sixteen.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(folder / "turned.JPG", exif=exif)
+    done = caprompt_here("learn", "odds", "odd", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert "Learned 5 images" in done.stdout

@@ -1,4 +1,4 @@
-"""`caprompt reproduce` as a person types it; everything at scale tiny is run for real once, by a slow test."""
+"""The command `reproduce`; a slow test runs all targets at scale tiny."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from grids import pretend
+from grids import write_fake_cell
 from helpers import assert_refused, caprompt_here, tree
 from PIL import Image
 
-from caprompt.reproduce.plan import plan
-from caprompt.reproduce.scales import scale
+from caprompt.reproduce.plan import plan_target
+from caprompt.reproduce.scales import get_scale
 from caprompt.reproduce.targets.registry import TARGETS
 
 ROWS = {"table1": 9, "table2": 5, "table3": 5, "ablation": 4, "table-taskid": 2, "table-backbones": 27, "comparison": 24 + 3}
@@ -30,7 +30,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_list_of_targets_and_scales(tmp_path: Path) -> None:
+def test_lists_targets_and_scales(tmp_path: Path) -> None:
     for words in (["reproduce", "--list"], ["reproduce"]):
         done = caprompt_here(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -39,23 +39,23 @@ def test_the_list_of_targets_and_scales(tmp_path: Path) -> None:
     assert tree(tmp_path) == {}
 
 
-def test_what_has_been_run_is_shown_at_once(tmp_path: Path) -> None:
-    home = tmp_path / "reproduced" / "cells"
-    for cell in plan(TARGETS["fig-cycles"], scale("tiny"), home)[1]:
-        pretend(cell, home)
+def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
+    cells_folder = tmp_path / "reproduced" / "cells"
+    for cell in plan_target(TARGETS["fig-cycles"], get_scale("tiny"), cells_folder)[1]:
+        write_fake_cell(cell, cells_folder)
     done = caprompt_here("reproduce", "fig-cycles", "--scale", "tiny", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "51.50 ± 0.71" in done.stdout
     assert "saved in reproduced/tiny/fig-cycles" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) > 100  # nothing is folded where there is no terminal
+    assert max(map(len, done.stdout.splitlines())) > 100  # nothing is wrapped without a terminal
     assert (tmp_path / "reproduced" / "tiny" / "fig-cycles" / "fig-cycles.png").is_file()
 
 
-def test_a_failed_cell_is_marked_and_the_rest_is_shown(tmp_path: Path) -> None:
-    home = tmp_path / "cells"
-    cells = plan(TARGETS["table-taskid"], scale("tiny", seeds=1, settings={"tasks": 40}), home)[1]
-    pretend(cells[0], home)
+def test_failed_cell_is_marked_and_the_rest_is_shown(tmp_path: Path) -> None:
+    cells_folder = tmp_path / "cells"
+    cells = plan_target(TARGETS["table-taskid"], get_scale("tiny", seeds=1, settings={"tasks": 40}), cells_folder)[1]
+    write_fake_cell(cells[0], cells_folder)
     words = ["reproduce", "table-taskid", "--scale", "tiny", "--seeds", 1, "--set", "tasks=40", "--out", "."]
     done = caprompt_here(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -63,42 +63,50 @@ def test_a_failed_cell_is_marked_and_the_rest_is_shown(tmp_path: Path) -> None:
     digits = {row["method"]: row for row in ours if row["data set"] == "digits"}
     assert digits["CAPrompt without L_l"]["mean"] == "90.0"
     assert digits["CAPrompt"]["why none"] == "failed"
-    assert json.loads((home / f"{cells[1].name}.failed.json").read_text())["reason"] in done.stderr
+    assert json.loads((cells_folder / f"{cells[1].name}.failed.json").read_text())["reason"] in done.stderr
 
 
 def test_bad_input_is_one_sentence_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
 
-    def refuse(*words: object, sentence: str) -> None:
+    def assert_reproduce_refused(*words: object, sentence: str) -> None:
         assert_refused(tmp_path, ["reproduce", *words], sentence, caprompt_here)
 
-    refuse("tabel1", sentence="unknown target 'tabel1' (did you mean 'table1'?)")
-    refuse("table1", "--scale", "huge", sentence="huge")
-    refuse("table1", "--scale", "tiny", "--seeds", 0, sentence="'seeds' must be at least 1")
-    refuse("table1", "--scale", "tiny", "--jobs", 0, sentence="'jobs' must be at least 1")
-    refuse("table1", "--scale", "tiny", "--backbone", "no.pth", sentence="there is no backbone 'no.pth'")
-    refuse("table1", "--scale", "tiny", "--set", "epoch=1", sentence="option 'epoch' cannot be set here (did you mean 'epochs'?)")
-    refuse("table1", "--scale", "tiny", "--set", "seed=1", sentence="option 'seed' cannot be set here")
-    refuse("table1", "--scale", "tiny", "--set", "epochs=many", sentence="option 'epochs' of l2p cannot be 'many'")
-    refuse("theorem", "--scale", "tiny", "--protocol", "released", sentence="cannot be had with --protocol released")
-    refuse("table3", "--scale", "small", sentence="nothing of table3 can be run here (cifar100: data not at hand; imagenet-r")
+    assert_reproduce_refused("tabel1", sentence="unknown target 'tabel1' (did you mean 'table1'?)")
+    assert_reproduce_refused("table1", "--scale", "huge", sentence="huge")
+    assert_reproduce_refused("table1", "--scale", "tiny", "--seeds", 0, sentence="'seeds' must be at least 1")
+    assert_reproduce_refused("table1", "--scale", "tiny", "--jobs", 0, sentence="'jobs' must be at least 1")
+    assert_reproduce_refused("table1", "--scale", "tiny", "--backbone", "no.pth", sentence="there is no backbone 'no.pth'")
+    assert_reproduce_refused(
+        "table1", "--scale", "tiny", "--set", "epoch=1", sentence="option 'epoch' cannot be set here (did you mean 'epochs'?)"
+    )
+    assert_reproduce_refused("table1", "--scale", "tiny", "--set", "seed=1", sentence="option 'seed' cannot be set here")
+    assert_reproduce_refused(
+        "table1", "--scale", "tiny", "--set", "epochs=many", sentence="option 'epochs' of l2p cannot be 'many'"
+    )
+    assert_reproduce_refused(
+        "theorem", "--scale", "tiny", "--protocol", "released", sentence="cannot be had with --protocol released"
+    )
+    assert_reproduce_refused(
+        "table3", "--scale", "small", sentence="nothing of table3 can be run here (cifar100: data not at hand; imagenet-r"
+    )
 
 
-def test_folders_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
-    home = tmp_path / "reproduced" / "cells"
-    (first, *_) = plan(TARGETS["table3"], scale("tiny"), home)[1]
-    pretend(first, home)
+def test_unreadable_cells_are_one_sentence(tmp_path: Path) -> None:
+    cells_folder = tmp_path / "reproduced" / "cells"
+    (first, *_) = plan_target(TARGETS["table3"], get_scale("tiny"), cells_folder)[1]
+    write_fake_cell(first, cells_folder)
     words = ["reproduce", "table3", "--scale", "tiny"]
-    path = home / first.name / "results.json"
+    path = cells_folder / first.name / "results.json"
     path.write_text(path.read_text()[:50])
     assert_refused(tmp_path, words, "is half-written or of another version of caprompt; remove the folder", caprompt_here)
-    (home / first.name / "run.json").write_text('{"config": {}}')
+    (cells_folder / first.name / "run.json").write_text('{"config": {}}')
     assert_refused(tmp_path, words, "was written by another version of caprompt; remove the folder and run it again", caprompt_here)
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly_and_the_same_command_continues(tmp_path: Path) -> None:
     words = ["reproduce", "table-taskid", "--scale", "tiny", "--seeds", "1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "caprompt", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -107,16 +115,16 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> No
     assert process.stderr.readline().startswith("[1/2] digits-caprompt-seed0-")
     time.sleep(1)  # into the second one
     os.kill(process.pid, signal.SIGINT)
-    _, complaint = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert complaint.strip() == "caprompt: Stopped; the same command goes on where it was."
+    assert stderr.strip() == "caprompt: Stopped; the same command continues where it stopped."
     done = caprompt_here(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == ["[2/2]"]
 
 
 @pytest.mark.slow
-def test_everything_at_scale_tiny(tmp_path: Path) -> None:
+def test_all_targets_at_scale_tiny(tmp_path: Path) -> None:
     done = caprompt_here("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr

@@ -13,7 +13,7 @@ from caprompt.data.datasets import _archives
 from caprompt.data.datasets._archives import unpack
 from caprompt.errors import DataError
 
-FILES = {"set/a/1.jpg": b"one", "set/b/2.jpg": b"", "set/readme": b"hello" * 1000, "other.txt": b"beside"}
+FILES = {"set/a/1.jpg": b"one", "set/b/2.jpg": b"", "set/readme": b"hello" * 1000, "other.txt": b"other"}
 
 
 def make_tar(path: Path, files: dict[str, bytes] = FILES, mode: str = "w:gz", *, extra: tarfile.TarInfo | None = None) -> Path:
@@ -37,20 +37,20 @@ def make_zip(path: Path, files: dict[str, bytes] = FILES) -> Path:
 @pytest.mark.parametrize(
     ("name", "mode"), [("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tgz", "w:gz"), ("x.tar.xz", "w:xz"), ("x.zip", "")]
 )
-def test_the_top_folder_is_unpacked(tmp_path: Path, name: str, mode: str) -> None:
+def test_top_level_folder_is_unpacked(tmp_path: Path, name: str, mode: str) -> None:
     archive = make_zip(tmp_path / name) if name.endswith("zip") else make_tar(tmp_path / name, mode=mode)
     folder = unpack(archive, tmp_path / "data" / "set")
     assert {p.relative_to(folder.parent).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()} == {
         name: content for name, content in FILES.items() if name.startswith("set/")
     }
-    assert [entry.name for entry in folder.parent.iterdir()] == ["set"], "nothing beside it"
+    assert [entry.name for entry in folder.parent.iterdir()] == ["set"], "no other files"
     (folder / "mine").touch()
-    assert (unpack(archive, folder) / "mine").exists(), "a folder already there stays as it is"
+    assert (unpack(archive, folder) / "mine").exists(), "an existing folder is left unchanged"
 
 
 @pytest.mark.parametrize("name", ["/etc/evil", "../evil", "set/../../evil", "set\\..\\evil", "C:/evil"])
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
-def test_paths_that_lead_out_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_unsafe_paths_raise(tmp_path: Path, name: str, kind: str) -> None:
     make = make_zip if kind == "zip" else make_tar
     archive = make(tmp_path / f"x.{kind}", {"set/good": b"", name: b"evil"})
     with pytest.raises(DataError, match="would land outside"):
@@ -60,15 +60,15 @@ def test_paths_that_lead_out_are_refused(tmp_path: Path, name: str, kind: str) -
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
-def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
+def test_links_and_devices_raise(tmp_path: Path, kind: bytes) -> None:
     member = tarfile.TarInfo("set/link")
     member.type, member.linkname = kind, "/etc/passwd"
-    with pytest.raises(DataError, match=r"'set/link' in it is a link or a device"):
+    with pytest.raises(DataError, match=r"'set/link' is a link or a device"):
         unpack(make_tar(tmp_path / "x.tar.gz", extra=member), tmp_path / "data" / "set")
     assert not list((tmp_path / "data").iterdir())
 
 
-def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+def test_link_in_a_zip_raises(tmp_path: Path) -> None:
     link = zipfile.ZipInfo("set/link")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
@@ -78,7 +78,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "zip"])
-def test_a_bomb_is_refused(tmp_path: Path, kind: str) -> None:
+def test_decompression_bomb_raises(tmp_path: Path, kind: str) -> None:
     make = make_zip if kind == "zip" else make_tar
     archive = make(tmp_path / f"x.{kind}", {"set/1": bytes(60_000), "set/2": bytes(60_000)})
     with pytest.raises(DataError, match="unpacks to more than 100,000 bytes"):
@@ -88,36 +88,38 @@ def test_a_bomb_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), [("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tar.xz", "w:xz"), ("x.zip", "")])
-def test_an_archive_cut_in_half(tmp_path: Path, name: str, mode: str) -> None:
+def test_truncated_archive_raises(tmp_path: Path, name: str, mode: str) -> None:
     files = {f"set/{i}": np.random.default_rng(i).bytes(20_000) for i in range(5)}
     archive = make_zip(tmp_path / name, files) if name.endswith("zip") else make_tar(tmp_path / name, files, mode)
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
-    with pytest.raises(DataError, match=rf"the archive '.*{name}' is damaged or incomplete \([\d,]+ bytes, .*\); get it anew"):
+    with pytest.raises(
+        DataError, match=rf"the archive '.*{name}' is damaged or incomplete \([\d,]+ bytes, .*\); download it again"
+    ):
         unpack(archive, tmp_path / "data" / "set")
-    assert not list((tmp_path / "data").iterdir()), "nothing half unpacked stays"
+    assert not list((tmp_path / "data").iterdir()), "no partially unpacked files remain"
 
 
-def test_no_archive_at_all(tmp_path: Path) -> None:
+def test_other_file_raises(tmp_path: Path) -> None:
     for name in ("x.tar.gz", "x.zip"):
         (tmp_path / name).write_bytes(b"<html>404</html>")
         with pytest.raises(DataError, match="damaged or incomplete"):
             unpack(tmp_path / name, tmp_path / "set")
 
 
-def test_another_data_set_in_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no folder 'cub' in it, but other.txt, set; get the official one"):
+def test_archive_of_another_dataset_raises(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"contains no folder 'cub', but other.txt, set; get the official one"):
         unpack(make_tar(tmp_path / "x.tgz"), tmp_path / "data" / "cub")
 
 
-def test_a_name_held_twice(tmp_path: Path) -> None:
+def test_duplicate_name_raises(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for _ in range(2):
             tar.addfile(tarfile.TarInfo("set/same"))
-    with pytest.raises(DataError, match="it holds 'same' twice"):
+    with pytest.raises(DataError, match="it contains 'same' twice"):
         unpack(tmp_path / "x.tar", tmp_path / "set")
 
 
-def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_archives, "MAX_FILES", 3)
-    with pytest.raises(DataError, match="holds more than 3 files"):
+    with pytest.raises(DataError, match="contains more than 3 files"):
         unpack(make_tar(tmp_path / "x.tgz"), tmp_path / "set")

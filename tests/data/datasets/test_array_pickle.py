@@ -15,52 +15,52 @@ from caprompt.errors import DataError
 CONTENT = {b"data": np.arange(12, dtype=np.uint8).reshape(3, 4), b"fine_labels": [0, 1, 2], b"none": b""}
 
 
-def same(found: Any, expected: Any) -> bool:
-    return found.keys() == expected.keys() and all(np.array_equal(found[key], expected[key]) for key in expected)
+def is_equal(actual: Any, expected: Any) -> bool:
+    return actual.keys() == expected.keys() and all(np.array_equal(actual[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_of_every_protocol_come_back(tmp_path: Path, protocol: int, order: Any) -> None:
+def test_arrays_of_every_protocol(tmp_path: Path, protocol: int, order: Any) -> None:
     content = {**CONTENT, b"data": np.asarray(CONTENT[b"data"], order=order)}
     path = tmp_path / "file"
     path.write_bytes(pickle.dumps(content, protocol=protocol))
-    assert same(read_array_pickle(path), content)
+    assert is_equal(read_array_pickle(path), content)
 
 
 @pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
-def test_names_of_numpy_1_and_2(tmp_path: Path, module: bytes) -> None:
+def test_module_names_of_numpy_1_and_2(tmp_path: Path, module: bytes) -> None:
     written = pickle.dumps(CONTENT, protocol=2)
     for name in (b"numpy._core.multiarray", b"numpy.core.multiarray"):
         written = written.replace(b"c" + name + b"\n", b"c" + module + b"\n")
     assert b"c" + module in written
     (tmp_path / "file").write_bytes(written)
-    assert same(read_array_pickle(tmp_path / "file"), CONTENT)
+    assert is_equal(read_array_pickle(tmp_path / "file"), CONTENT)
 
 
-def test_what_python_2_wrote(tmp_path: Path) -> None:
-    """The official files are such: strings are bytes, the array's content too."""
+def test_python_2_pickle(tmp_path: Path) -> None:
+    """The official files are of this kind: strings and array contents are bytes."""
     data = bytes(range(250, 256))
     dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     state = b"(K\x01K\x02K\x03\x86" + dtype + b"\x89T" + struct.pack("<I", len(data)) + data + b"tb"
     (tmp_path / "file").write_bytes(b"\x80\x02}(U\x04data" + array + state + b"U\x04nameU\x05apple" + b"u.")
-    found = read_array_pickle(tmp_path / "file")
-    assert found[b"name"] == b"apple"
-    assert found[b"data"].tolist() == [[250, 251, 252], [253, 254, 255]]
+    content = read_array_pickle(tmp_path / "file")
+    assert content[b"name"] == b"apple"
+    assert content[b"data"].tolist() == [[250, 251, 252], [253, 254, 255]]
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">i8", "?", ">u2"])
-def test_other_numbers(tmp_path: Path, dtype: str) -> None:
+def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
     array = np.array([0, 1, 1], dtype=dtype)
     (tmp_path / "file").write_bytes(pickle.dumps({"a": array}, protocol=2))
-    found = read_array_pickle(tmp_path / "file")["a"]
-    assert found.dtype == array.dtype
-    assert np.array_equal(found, array)
+    content = read_array_pickle(tmp_path / "file")["a"]
+    assert content.dtype == array.dtype
+    assert np.array_equal(content, array)
 
 
 class Calls:
-    """Pickles as a call of anything."""
+    """An object that is pickled as a function call."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -70,13 +70,13 @@ class Calls:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_with_code_is_refused_and_nothing_of_it_runs(tmp_path: Path, protocol: int) -> None:
+def test_pickle_with_code_raises_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "ran"
     evil = [Calls(os.mkdir, str(trace)), Calls(exec, f"open({str(trace)!r}, 'w')"), Calls(eval, "1"), Calls(getattr, "", "join")]
-    for number, thing in enumerate(evil):
+    for number, call in enumerate(evil):
         path = tmp_path / f"evil{number}"
-        path.write_bytes(pickle.dumps({b"data": CONTENT[b"data"], b"x": thing}, protocol=protocol))
-        with pytest.raises(DataError, match=r"is refused: a pickle of arrays has no use for '\w+\.\w+'"):
+        path.write_bytes(pickle.dumps({b"data": CONTENT[b"data"], b"x": call}, protocol=protocol))
+        with pytest.raises(DataError, match=r"is refused: a pickle of arrays must not use '\w+\.\w+'"):
             read_array_pickle(path)
     assert not trace.exists()
 
@@ -84,7 +84,7 @@ def test_a_pickle_with_code_is_refused_and_nothing_of_it_runs(tmp_path: Path, pr
 @pytest.mark.parametrize(
     "name", ["numpy\nload", "numpy\nfromfile", "numpy.core.multiarray\nfromfile", "numpy._core.records\nrecarray"]
 )
-def test_no_other_part_of_numpy(tmp_path: Path, name: str) -> None:
+def test_other_numpy_functions_raise(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(f"c{name}\n.".encode())
     with pytest.raises(DataError, match="is refused"):
         read_array_pickle(tmp_path / "file")
@@ -94,7 +94,7 @@ def test_no_other_part_of_numpy(tmp_path: Path, name: str) -> None:
     "content",
     [
         b"cnumpy\nndarray\n.",  # a bare type
-        b"cnumpy\ndtype\n}U\x08__call__K\x01sb.",  # setting an attribute of a stand-in
+        b"cnumpy\ndtype\n}U\x08__call__K\x01sb.",  # setting an attribute of a stub
         b"cnumpy\nndarray\n)\x81.",  # making an instance of it
         b"cnumpy\ndtype\nU\x02O8\x85R.",  # an array of objects
         b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
@@ -103,13 +103,13 @@ def test_no_other_part_of_numpy(tmp_path: Path, name: str) -> None:
         b"\xff\xfe",
     ],
 )
-def test_misuse_of_the_admitted_names(tmp_path: Path, content: bytes) -> None:
+def test_misuse_of_the_allowed_names_raises(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(DataError, match="damaged or incomplete"):
         read_array_pickle(tmp_path / "file")
 
 
-def test_objects_in_arrays_and_deep_nesting_are_refused(tmp_path: Path) -> None:
+def test_object_arrays_and_deep_nesting_raise(tmp_path: Path) -> None:
     deep: Any = []
     for _ in range(50):
         deep = [deep]
@@ -120,8 +120,8 @@ def test_objects_in_arrays_and_deep_nesting_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_cut_file(tmp_path: Path, share: float) -> None:
-    whole = pickle.dumps(CONTENT, protocol=2)
-    (tmp_path / "file").write_bytes(whole[: int(share * len(whole))])
+def test_truncated_file_raises(tmp_path: Path, share: float) -> None:
+    complete = pickle.dumps(CONTENT, protocol=2)
+    (tmp_path / "file").write_bytes(complete[: int(share * len(complete))])
     with pytest.raises(DataError, match="damaged or incomplete"):
         read_array_pickle(tmp_path / "file")

@@ -37,16 +37,16 @@ def write_part(path: Path, count: int, seed: int, **changes: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small copy in the official layout, where data sets are looked for."""
+    """A small copy in the official layout, in the data folder."""
     monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path))
-    place = tmp_path / "cifar-100-python"
-    place.mkdir()
-    write_part(place / "train", 12, 0)
-    write_part(place / "test", 6, 1)
+    root = tmp_path / "cifar-100-python"
+    root.mkdir()
+    write_part(root / "train", 12, 0)
+    write_part(root / "test", 6, 1)
     meta = {b"fine_label_names": [name.encode() for name in NAMES], b"coarse_label_names": [b"things"]}
-    (place / "meta").write_bytes(pickle.dumps(meta, protocol=2))
-    (place / "file.txt~").touch()  # the official archive has it
-    return place
+    (root / "meta").write_bytes(pickle.dumps(meta, protocol=2))
+    (root / "file.txt~").touch()  # the official archive has it
+    return root
 
 
 def load() -> tuple[Samples, Samples]:
@@ -58,13 +58,13 @@ def test_pixels_and_labels(folder: Path) -> None:
     assert (len(train), len(test)) == (12, 6)
     assert train.labels[:4] == ("apple", "sea_lion", "bear", "apple")
     row = np.random.default_rng(0).integers(0, 256, (12, 3072), dtype=np.uint8)[5]  # 1024 reds, 1024 greens, 1024 blues
-    picture = train.pictures[5]
-    assert isinstance(picture, np.ndarray)
-    assert picture.shape == (32, 32, 3)
-    assert picture[2, 7].tolist() == [row[71], row[1024 + 71], row[2048 + 71]]
+    image = train.images[5]
+    assert isinstance(image, np.ndarray)
+    assert image.shape == (32, 32, 3)
+    assert image[2, 7].tolist() == [row[71], row[1024 + 71], row[2048 + 71]]
 
 
-def test_the_official_archive(folder: Path) -> None:
+def test_official_archive(folder: Path) -> None:
     expected = load()[0].digest()
     with tarfile.open(folder.parent / "cifar-100-python.tar.gz", "w:gz") as tar:
         tar.add(folder, "cifar-100-python")
@@ -73,7 +73,7 @@ def test_the_official_archive(folder: Path) -> None:
     assert (folder / "meta").is_file()
 
 
-def test_an_archive_cut_in_half(folder: Path) -> None:
+def test_truncated_archive_raises(folder: Path) -> None:
     archive = folder.parent / "cifar-100-python.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(folder, "cifar-100-python")
@@ -84,7 +84,7 @@ def test_an_archive_cut_in_half(folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_too_few_images(folder: Path) -> None:
+def test_wrong_counts_raise(folder: Path) -> None:
     with pytest.raises(DataError, match="train' is damaged or incomplete: found 12 images, expected 50,000"):
         load_cifar100(classes=3)
     with pytest.raises(DataError, match="meta' is damaged or incomplete: found 3 class names, expected 100"):
@@ -104,22 +104,22 @@ def test_too_few_images(folder: Path) -> None:
         ({"fine_labels": None}, "it has no 'fine_labels'"),
     ],
 )
-def test_damaged_content(folder: Path, changes: dict[str, Any], message: str) -> None:
+def test_damaged_content_raises(folder: Path, changes: dict[str, Any], message: str) -> None:
     write_part(folder / "train", 12, 0, **changes)
     with pytest.raises(DataError, match=message):
         load()
 
 
-def test_a_file_missing_or_cut(folder: Path) -> None:
+def test_missing_or_truncated_file_raises(folder: Path) -> None:
     (folder / "test").write_bytes((folder / "test").read_bytes()[:2000])
     with pytest.raises(DataError, match="test' is damaged or incomplete"):
         load()
     (folder / "test").unlink()
-    with pytest.raises(DataError, match="there is no file 'test' in it"):
+    with pytest.raises(DataError, match="it has no file 'test'"):
         load()
 
 
-class MakesFolder:
+class FolderMaker:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
 
@@ -127,16 +127,16 @@ class MakesFolder:
         return os.mkdir, (self.path,)
 
 
-def test_a_file_with_code_in_it_is_refused_and_does_not_run(folder: Path) -> None:
-    write_part(folder / "train", 12, 0, batch_label=MakesFolder(folder / "ran"))
-    with pytest.raises(DataError, match=r"train' is refused: .* no use for 'posix.mkdir'"):
+def test_file_with_code_raises_and_does_not_run(folder: Path) -> None:
+    write_part(folder / "train", 12, 0, batch_label=FolderMaker(folder / "ran"))
+    with pytest.raises(DataError, match=r"train' is refused: .* must not use 'posix.mkdir'"):
         load()
     assert not (folder / "ran").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (PACK / "cifar100.npz").is_file(), reason="the development data pack ../shared/data is not here")
-def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not (PACK / "cifar100.npz").is_file(), reason="needs the development data pack ../shared/data")
+def test_real_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run([sys.executable, str(PACK / "unpack.py"), "cifar100", "--to", str(tmp_path)], check=True, timeout=300)
     monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path))
     train, test = load_cifar100()
@@ -144,11 +144,11 @@ def test_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(train.classes) == 100
     assert set(train.counts().values()) == {500}
     assert set(test.counts().values()) == {100}
-    assert len(find_duplicates(test, train)) == 10, "its makers' own: some photos are in both parts"
+    assert len(find_duplicates(test, train)) == 10, "the published dataset has some photos in both splits"
     with np.load(PACK / "cifar100.npz") as pack:
         names = [str(name) for name in pack["classes"]]
         mosaic = np.asarray(Image.open(io.BytesIO(pack["train_042"].tobytes())).convert("RGB"))
     assert train.labels[42 * 500 + 77] == names[42]
-    row, column = divmod(77, 25)  # 25 pictures to a row of the mosaic
+    row, column = divmod(77, 25)  # 25 images to a row of the mosaic
     tile = mosaic[32 * row : 32 * row + 32, 32 * column : 32 * column + 32]
-    assert np.array_equal(train.pictures[42 * 500 + 77], tile)
+    assert np.array_equal(train.images[42 * 500 + 77], tile)

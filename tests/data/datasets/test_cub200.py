@@ -41,14 +41,14 @@ def load() -> tuple[Samples, Samples]:
     return load_cub200(classes=3, images=(6, 6))
 
 
-def test_the_official_division(folder: Path) -> None:
+def test_official_split(folder: Path) -> None:
     train, test = load()
     assert train.counts() == test.counts() == dict.fromkeys(CLASSES, 2)
-    assert test.pictures[0] == folder / "images" / CLASSES[0] / "Black_footed_Albatross_0000_1.jpg"
+    assert test.images[0] == folder / "images" / CLASSES[0] / "Black_footed_Albatross_0000_1.jpg"
     assert train.labels == tuple(name for name in CLASSES for _ in range(2))
 
 
-def test_the_official_archive(folder: Path) -> None:
+def test_official_archive(folder: Path) -> None:
     (folder.parent / "attributes.txt").touch()
     with tarfile.open(folder.parent / "CUB_200_2011.tgz", "w:gz") as tar:
         tar.add(folder.parent / "attributes.txt", "attributes.txt")
@@ -57,7 +57,7 @@ def test_the_official_archive(folder: Path) -> None:
     assert len(load()[0]) == 6
 
 
-def test_an_archive_cut_in_half(folder: Path) -> None:
+def test_truncated_archive_raises(folder: Path) -> None:
     archive = folder.parent / "CUB_200_2011.tgz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(folder, "CUB_200_2011")
@@ -67,7 +67,7 @@ def test_an_archive_cut_in_half(folder: Path) -> None:
         load()
 
 
-def test_a_class_missing(folder: Path) -> None:
+def test_missing_class_raises(folder: Path) -> None:
     shutil.rmtree(folder / "images" / CLASSES[1])
     with pytest.raises(
         DataError, match=r"images.txt' lists images .*: found 8, expected 12, the first missing is 'images/002.Laysan"
@@ -75,7 +75,7 @@ def test_a_class_missing(folder: Path) -> None:
         load()
 
 
-def test_counts_of_another_copy(folder: Path) -> None:
+def test_wrong_counts_raise(folder: Path) -> None:
     with pytest.raises(DataError, match="classes.txt' is damaged or incomplete: found 3 classes, expected 200"):
         load_cub200()
     with pytest.raises(DataError, match="images.txt' is damaged or incomplete: found 12 images, expected 11,788"):
@@ -88,15 +88,15 @@ def test_counts_of_another_copy(folder: Path) -> None:
     ("table", "old", "new", "message"),
     [
         ("image_class_labels", "12 3\n", "", "found 11 rows, expected 12"),
-        ("train_test_split", "12 1\n", "12 2\n", "do not agree about the number '2'"),
-        ("image_class_labels", "12 3\n", "12 9\n", "do not agree about the number '9'"),
-        ("train_test_split", "12 1\n", "13 1\n", "do not agree about the number '12'"),
+        ("train_test_split", "12 1\n", "12 2\n", "disagree about ID '2'"),
+        ("image_class_labels", "12 3\n", "12 9\n", "disagree about ID '9'"),
+        ("train_test_split", "12 1\n", "13 1\n", "disagree about ID '12'"),
         ("image_class_labels", "12 3\n", "11 3\n", "line 12 of .* is damaged: '11 3'"),
         ("images", "1 001.", "1 ../001.", "line 1 of .* is damaged"),
         ("classes", "2 002.Laysan_Albatross", "2", "line 2 of .* is damaged"),
     ],
 )
-def test_damaged_tables(folder: Path, table: str, old: str, new: str, message: str) -> None:
+def test_damaged_tables_raise(folder: Path, table: str, old: str, new: str, message: str) -> None:
     path = folder / f"{table}.txt"
     text = path.read_text()
     assert old in text
@@ -105,14 +105,14 @@ def test_damaged_tables(folder: Path, table: str, old: str, new: str, message: s
         load()
 
 
-def test_a_class_without_test_images(folder: Path) -> None:
+def test_class_without_test_images_raises(folder: Path) -> None:
     path = folder / "train_test_split.txt"
     path.write_text(path.read_text().replace("1 0\n2 0\n", "1 1\n2 1\n", 1))
     with pytest.raises(DataError, match=r"class '001.Black_footed_Albatross' has no test images \(found 2 classes, expected 3\)"):
         load_cub200(classes=3, images=(8, 4))
 
 
-def test_a_table_missing(folder: Path) -> None:
+def test_missing_table_raises(folder: Path) -> None:
     (folder / "train_test_split.txt").unlink()
-    with pytest.raises(DataError, match="there is no file 'train_test_split.txt' in it"):
+    with pytest.raises(DataError, match="it has no file 'train_test_split.txt'"):
         load()

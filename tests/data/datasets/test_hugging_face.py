@@ -26,7 +26,7 @@ class FakeLabel:
 
 
 class FakeRows(list[dict[str, Any]]):
-    """As much of `datasets.Dataset` as is used."""
+    """The part of `datasets.Dataset` that is used."""
 
     features: dict[str, Any]
 
@@ -36,58 +36,58 @@ class FakeRows(list[dict[str, Any]]):
         return self
 
 
-def rows(labels: list[int], *names: str) -> FakeRows:
-    made = FakeRows()
+def make_rows(labels: list[int], *names: str) -> FakeRows:
+    rows = FakeRows()
     for number, label in enumerate(labels):
         buffer = io.BytesIO()
         Image.fromarray(square("red", number, 8)).save(buffer, "png")
-        made.append({"img": {"bytes": buffer.getvalue(), "path": None}, "coarse": 0, "fine": label})
-    made.features = {"img": FakeImage(), "coarse": FakeLabel("all"), "fine": FakeLabel(*names)}
-    return made
+        rows.append({"img": {"bytes": buffer.getvalue(), "path": None}, "coarse": 0, "fine": label})
+    rows.features = {"img": FakeImage(), "coarse": FakeLabel("all"), "fine": FakeLabel(*names)}
+    return rows
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A stand-in for the package, with the parts it is to give."""
+    """The splits that a fake `datasets` package returns."""
     monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    parts: dict[str, Any] = {}
+    splits: dict[str, Any] = {}
     module = ModuleType("datasets")
-    module.__dict__.update(Image=FakeImage, ClassLabel=FakeLabel, load_dataset=lambda name: parts)
+    module.__dict__.update(Image=FakeImage, ClassLabel=FakeLabel, load_dataset=lambda name: splits)
     monkeypatch.setitem(sys.modules, "datasets", module)
-    return parts
+    return splits
 
 
-def test_parts_are_written_once_as_folders(hub: dict[str, Any], tmp_path: Path) -> None:
-    hub.update(train=rows([0, 1, 1, 0], "cat", "sea/lion?"), test=rows([1, 0], "cat", "sea/lion?"))
+def test_splits_are_written_once_as_folders(hub: dict[str, Any], tmp_path: Path) -> None:
+    hub.update(train=make_rows([0, 1, 1, 0], "cat", "sea/lion?"), test=make_rows([1, 0], "cat", "sea/lion?"))
     data = load_dataset("hf:someone/pets")
     assert (data.name, len(data.train), len(data.test), data.tasks) == ("someone--pets", 4, 2, 2)
     assert data.train.classes == ("cat", "sea-lion-")
-    assert data.train.pictures[0] == tmp_path / "data" / "hf" / "someone--pets" / "train" / "cat" / "0000000.png"
+    assert data.train.images[0] == tmp_path / "data" / "hf" / "someone--pets" / "train" / "cat" / "0000000.png"
     hub.clear()
     assert len(load_dataset("hf:someone/pets").train) == 4, "from the disk"
 
 
-def test_hidden_test_labels_leave_the_validation_part(hub: dict[str, Any]) -> None:
-    hub.update(train=rows([0, 1], "a", "b"), test=rows([-1, -1], "a", "b"), validation=rows([0, 1, 0], "a", "b"))
+def test_validation_split_replaces_hidden_test_labels(hub: dict[str, Any]) -> None:
+    hub.update(train=make_rows([0, 1], "a", "b"), test=make_rows([-1, -1], "a", "b"), validation=make_rows([0, 1, 0], "a", "b"))
     train, test = load_hugging_face("x/y")
     assert test is not None
     assert (len(train), len(test)) == (2, 3)
 
 
-def test_without_a_test_part_some_images_are_held_out(hub: dict[str, Any]) -> None:
-    hub.update(train=rows([0, 1] * 5, "a", "b"))
+def test_images_are_held_out_without_a_test_split(hub: dict[str, Any]) -> None:
+    hub.update(train=make_rows([0, 1] * 5, "a", "b"))
     data = load_dataset("hf:pets")
     assert (len(data.train), data.test.counts()) == (8, {"a": 1, "b": 1})
 
 
-def test_names_alike_as_folders_stay_apart(hub: dict[str, Any]) -> None:
-    hub.update(train=rows([0, 1], "a/b", "a?b"), test=rows([0, 1], "a/b", "a?b"))
+def test_equal_folder_names_are_numbered(hub: dict[str, Any]) -> None:
+    hub.update(train=make_rows([0, 1], "a/b", "a?b"), test=make_rows([0, 1], "a/b", "a?b"))
     assert load_hugging_face("x/y")[0].classes == ("0 a-b", "1 a-b")
 
 
-def test_what_is_no_image_classification(hub: dict[str, Any], tmp_path: Path) -> None:
-    hub.update(train=rows([0], "a"))
+def test_other_kinds_of_datasets_raise(hub: dict[str, Any], tmp_path: Path) -> None:
+    hub.update(train=make_rows([0], "a"))
     hub["train"].features = {"text": "string", "fine": FakeLabel("a")}
     with pytest.raises(DataError, match=r"'hf:x/y' has no images in its columns \(text, fine\)"):
         load_hugging_face("x/y")
@@ -96,28 +96,28 @@ def test_what_is_no_image_classification(hub: dict[str, Any], tmp_path: Path) ->
         load_hugging_face("x/y")
     assert not list((tmp_path / "data" / "hf").iterdir())
     hub["other"] = hub.pop("train")
-    with pytest.raises(DataError, match="has no part 'train', but other"):
+    with pytest.raises(DataError, match="has no split 'train', but other"):
         load_hugging_face("x/y")
 
 
-def test_the_packages_own_complaint_is_passed_on(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_package_is_included(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise FileNotFoundError(f"Dataset '{name}' doesn't exist on the Hub.\nmore")
 
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", fail)
     with pytest.raises(
-        DataError, match=r"'hf:x/y' cannot be loaded from the Hugging Face hub: Dataset 'x/y' doesn't exist on the Hub.$"
+        DataError, match=r"'hf:x/y' cannot be loaded from the Hugging Face Hub: Dataset 'x/y' doesn't exist on the Hub.$"
     ):
         load_hugging_face("x/y")
 
 
-def test_without_the_package_the_extra_is_named(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_extra(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"'hf:x/y' needs the package 'datasets'; install it with: pip install 'caprompt\[hub\]'"):
         load_dataset("hf:x/y")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b/c", "a b", "x/.."])
-def test_names_that_cannot_be(name: str) -> None:
+def test_invalid_names_raise(name: str) -> None:
     with pytest.raises(DataError, match="write hf:owner/name"):
         load_hugging_face(name)

@@ -18,7 +18,7 @@ SIZES = dict(zip(CLASSES, (5, 10, 15), strict=True))
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three classes in the official layout: imagenet-r/<WordNet number>/<style>_<n>.jpg and a README.txt."""
+    """Three classes in the official layout: imagenet-r/<WordNet ID>/<style>_<n>.jpg and a README.txt."""
     monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path))
     root = tmp_path / "imagenet-r"
     for name, size in SIZES.items():
@@ -33,23 +33,23 @@ def load() -> tuple[Samples, Samples]:
     return load_imagenet_r(classes=3, images=30)
 
 
-def files(samples: Samples, folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in samples.pictures if isinstance(path, Path)]
+def get_files(samples: Samples, folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in samples.images if isinstance(path, Path)]
 
 
-def test_our_split_is_stratified_and_saved(folder: Path) -> None:
+def test_split_by_rule_is_stratified_and_saved(folder: Path) -> None:
     train, test = load()
     assert test.counts() == {"n01443537 goldfish": 1, "n01484850 great white shark": 2, "n02106662 german shepherd dog": 3}
     assert (len(train), len(test)) == (24, 6)
-    assert not set(train.pictures) & set(test.pictures)
+    assert not set(train.images) & set(test.images)
     saved = folder.parent / "imagenet-r_seed0_test.txt"
-    assert saved.read_text().splitlines() == files(test, folder)
-    assert (folder.parent / "imagenet-r_seed0_train.txt").read_text().splitlines() == files(train, folder)
+    assert saved.read_text().splitlines() == get_files(test, folder)
+    assert (folder.parent / "imagenet-r_seed0_train.txt").read_text().splitlines() == get_files(train, folder)
     again = load()
-    assert (again[0].pictures, again[1].pictures) == (train.pictures, test.pictures)
+    assert (again[0].images, again[1].images) == (train.images, test.images)
 
 
-def test_the_archive_is_unpacked(folder: Path) -> None:
+def test_archive_is_unpacked(folder: Path) -> None:
     with tarfile.open(folder.parent / "imagenet-r.tar", "w") as tar:
         tar.add(folder, "imagenet-r")
     shutil.rmtree(folder)
@@ -57,7 +57,7 @@ def test_the_archive_is_unpacked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
-def test_an_archive_cut_short(folder: Path, share: float) -> None:
+def test_truncated_archive_raises(folder: Path, share: float) -> None:
     archive = folder.parent / "imagenet-r.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(folder, "imagenet-r")
@@ -67,18 +67,18 @@ def test_an_archive_cut_short(folder: Path, share: float) -> None:
         load()
 
 
-def test_given_lists_decide(folder: Path) -> None:
-    every = [f"{name}/art_{number}.jpg" for name, size in SIZES.items() for number in range(size)]
-    test = [file for file in every if file.endswith("_0.jpg")]
-    (folder.parent / "imagenet-r_train.txt").write_text("".join(f"{file} 0\n" for file in every if file not in test))
+def test_lists_define_the_split(folder: Path) -> None:
+    all_files = [f"{name}/art_{number}.jpg" for name, size in SIZES.items() for number in range(size)]
+    test = [file for file in all_files if file.endswith("_0.jpg")]
+    (folder.parent / "imagenet-r_train.txt").write_text("".join(f"{file} 0\n" for file in all_files if file not in test))
     rows = "".join(f"- data/imagenet-r/{file}\n" for file in test)
     (folder.parent / "imagenet-r_test.yaml").write_text(f"data:\n{rows}targets:\n- 0\n- 1\n- 2\n")
     parts = load()
-    assert (len(parts[0]), files(parts[1], folder)) == (27, test)
+    assert (len(parts[0]), get_files(parts[1], folder)) == (27, test)
     assert parts[1].labels[0] == "n01443537 goldfish"
 
 
-def test_lists_that_do_not_fit(folder: Path) -> None:
+def test_invalid_lists_raise(folder: Path) -> None:
     load()
     lists = {part: folder.parent / f"imagenet-r_{part}.txt" for part in ("train", "test")}
     for part, path in lists.items():
@@ -104,20 +104,20 @@ def test_lists_that_do_not_fit(folder: Path) -> None:
         load()
 
 
-def test_a_class_missing(folder: Path) -> None:
+def test_missing_class_raises(folder: Path) -> None:
     shutil.rmtree(folder / "n01484850")
     with pytest.raises(DataError, match="imagenet-r' is damaged or incomplete: found 2 classes, expected 3"):
         load()
 
 
-def test_images_missing(folder: Path) -> None:
+def test_missing_images_raise(folder: Path) -> None:
     (folder / "n01484850" / "art_3.jpg").unlink()
     with pytest.raises(DataError, match="imagenet-r' is damaged or incomplete: found 29 images, expected 30"):
         load()
-    assert not list(folder.parent.glob("*.txt")), "no lists of half a data set"
+    assert not list(folder.parent.glob("*.txt")), "no lists of an incomplete dataset"
 
 
-def test_a_divided_copy_is_taken_as_it_is(folder: Path) -> None:
+def test_copy_with_splits_is_used_unchanged(folder: Path) -> None:
     for name in CLASSES:
         for part in ("train", "test"):
             (folder / part / name).mkdir(parents=True)

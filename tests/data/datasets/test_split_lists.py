@@ -5,26 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from caprompt.data.datasets._split_lists import read_list, stratified, write_list
+from caprompt.data.datasets._split_lists import read_file_list, split_stratified, write_file_list
 from caprompt.errors import DataError
 
 SIZES = {"a": 7, "b": 12, "c": 13, "d": 430, "e": 3}
 FILES = [f"{name}/{number}.jpg" for name, size in SIZES.items() for number in range(size)]
 
 
-def test_a_fifth_of_all_and_nearly_a_fifth_of_each_class() -> None:
-    train, test = stratified(FILES)
+def test_split_has_a_fifth_of_all_and_of_each_class() -> None:
+    train, test = split_stratified(FILES)
     assert len(test) == len(FILES) // 5 == 93
     assert sorted(train + test) == sorted(FILES)
     counts = Counter(file[0] for file in test)
     assert all(abs(counts[name] - size / 5) < 1 for name, size in SIZES.items())
 
 
-def test_the_rule_is_fixed() -> None:
-    """These are for ever: published numbers depend on them."""
-    assert stratified(FILES)[1][:5] == ["a/3.jpg", "b/1.jpg", "b/3.jpg", "c/3.jpg", "c/6.jpg"]
-    assert stratified(FILES[::-1]) == stratified(FILES)
-    assert stratified(FILES, seed=1)[1] != stratified(FILES)[1]
+def test_split_is_fixed() -> None:
+    """These must never change: published results depend on them."""
+    assert split_stratified(FILES)[1][:5] == ["a/3.jpg", "b/1.jpg", "b/3.jpg", "c/3.jpg", "c/6.jpg"]
+    assert split_stratified(FILES[::-1]) == split_stratified(FILES)
+    assert split_stratified(FILES, seed=1)[1] != split_stratified(FILES)[1]
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def test_the_rule_is_fixed() -> None:
         ("x.yml", "targets:\n- 0\n- 1\ndata:\n  - n01/a.jpg\n  - n02/b c.jpg\n"),
     ],
 )
-def test_the_common_forms(tmp_path: Path, name: str, text: str) -> None:
+def test_common_list_formats(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert read_list(tmp_path / name) == ["n01/a.jpg", "n02/b c.jpg"]
+    assert read_file_list(tmp_path / name) == ["n01/a.jpg", "n02/b c.jpg"]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write_list(tmp_path / "x.txt", FILES)
-    assert read_list(tmp_path / "x.txt") == FILES
+def test_round_trip(tmp_path: Path) -> None:
+    write_file_list(tmp_path / "x.txt", FILES)
+    assert read_file_list(tmp_path / "x.txt") == FILES
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (b"\xff\xd8\xff", "not a UTF-8 text file"),
     ],
 )
-def test_lists_that_cannot_be_used(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_lists_raise(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.txt").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_list(tmp_path / "x.txt")
+        read_file_list(tmp_path / "x.txt")

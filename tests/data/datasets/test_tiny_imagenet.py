@@ -12,7 +12,7 @@ from caprompt.data.datasets.tiny_imagenet import load_tiny_imagenet
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
-NUMBERS = ["n01443537", "n01629819"]
+WORDNET_IDS = ["n01443537", "n01629819"]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "test" / "images").mkdir(parents=True)
     Image.fromarray(square("red", 0, 8)).save(root / "test" / "images" / "test_0.JPEG")  # its labels are not public
     rows = ""
-    for label, name in enumerate(NUMBERS):
+    for label, name in enumerate(WORDNET_IDS):
         (root / "train" / name / "images").mkdir(parents=True)
         (root / "train" / name / f"{name}_boxes.txt").write_text("boxes")
         for number in range(3):
@@ -41,14 +41,14 @@ def load() -> tuple[Samples, Samples]:
     return load_tiny_imagenet(classes=2, images=(6, 4))
 
 
-def test_the_official_layout(folder: Path) -> None:
+def test_official_layout(folder: Path) -> None:
     train, test = load()
     assert train.counts() == {"n01443537 goldfish": 3, "n01629819 European fire salamander": 3}
     assert test.labels == ("n01443537 goldfish",) * 2 + ("n01629819 European fire salamander",) * 2
-    assert test.pictures[1] == folder / "val" / "images" / "val_2.JPEG"
+    assert test.images[1] == folder / "val" / "images" / "val_2.JPEG"
 
 
-def test_the_official_archive(folder: Path) -> None:
+def test_official_archive(folder: Path) -> None:
     with zipfile.ZipFile(folder.parent / "tiny-imagenet-200.zip", "w") as packed:
         for path in folder.rglob("*"):
             packed.write(path, path.relative_to(folder.parent))
@@ -56,7 +56,7 @@ def test_the_official_archive(folder: Path) -> None:
     assert (len(load()[0]), len(load()[1])) == (6, 4)
 
 
-def test_plain_folders(folder: Path) -> None:
+def test_folder_per_class(folder: Path) -> None:
     plain = folder.parent / "tinyimagenet200_64px"
     for part, count in (("train", 3), ("test", 1)):
         for name in ("n01443537 goldfish", "n01629819 European fire salamander"):
@@ -70,25 +70,25 @@ def test_plain_folders(folder: Path) -> None:
     with pytest.raises(DataError, match="class 'n01443537 goldfish' has no test images"):
         load()
     shutil.rmtree(plain / "test")
-    with pytest.raises(DataError, match="there is no folder 'val' in it"):
+    with pytest.raises(DataError, match="it has no folder 'val'"):
         load()
 
 
-def test_a_class_missing(folder: Path) -> None:
-    shutil.rmtree(folder / "train" / NUMBERS[0])
+def test_missing_class_raises(folder: Path) -> None:
+    shutil.rmtree(folder / "train" / WORDNET_IDS[0])
     with pytest.raises(DataError, match="found 3 training images, expected 6"):
         load()
     with pytest.raises(DataError, match="found 1 classes, expected 2"):
         load_tiny_imagenet(classes=2, images=(3, 4))
 
 
-def test_damaged_annotations(folder: Path) -> None:
+def test_damaged_annotations_raise(folder: Path) -> None:
     table = folder / "val" / "val_annotations.txt"
-    whole = table.read_text()
+    content = table.read_text()
     (folder / "val" / "images" / "val_3.JPEG").unlink()
     with pytest.raises(DataError, match=r"found 3, expected 4, the first missing is 'images/val_3.JPEG'"):
         load()
-    table.write_text(whole[: len(whole) // 2].rsplit("\n", 1)[0] + "\n")
+    table.write_text(content[: len(content) // 2].rsplit("\n", 1)[0] + "\n")
     with pytest.raises(DataError, match="found 2 test images, expected 4"):
         load()
     table.write_text("val_0.JPEG\n")

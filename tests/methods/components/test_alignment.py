@@ -11,67 +11,67 @@ from caprompt.methods.components.heads import LinearHead
 KINDS = typing.get_args(alignment.ReplayOptions.model_fields["replay"].annotation)
 
 
-def options(**values: object) -> alignment.ReplayOptions:
+def make_options(**values: object) -> alignment.ReplayOptions:
     return alignment.ReplayOptions(batch_size=4, align_epochs=20, align_rate=0.1, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_alignment_makes_classes_of_different_tasks_comparable(kind: str) -> None:
-    """Three well separated classes; the head was left favouring the last one by far."""
-    statistics = alignment.build_statistics(options(replay=kind), 4)
+    """Three well separated classes; the head is initially strongly biased towards the last one."""
+    statistics = alignment.build_statistics(make_options(replay=kind), 4)
     statistics.grow(3)
-    centres = 3 * torch.eye(4, dtype=torch.float64)[:3]
+    centers = 3 * torch.eye(4, dtype=torch.float64)[:3]
     for label in range(3):
         noise = torch.randn(30, 4, generator=torch.Generator().manual_seed(label), dtype=torch.float64)
-        statistics.observe(label, centres[label] + 0.3 * noise)
+        statistics.observe(label, centers[label] + 0.3 * noise)
     head = LinearHead(4)
     head.grow(3, torch.Generator().manual_seed(0))
     head.bias.data[2] = 4
-    assert head(centres.float()).argmax(dim=1).tolist() != [0, 1, 2]
-    alignment.align_head(head, statistics, options(replay=kind), old_classes=2, generator=torch.Generator().manual_seed(1))
-    assert head(centres.float()).argmax(dim=1).tolist() == [0, 1, 2]
+    assert head(centers.float()).argmax(dim=1).tolist() != [0, 1, 2]
+    alignment.align_head(head, statistics, make_options(replay=kind), num_old_classes=2, generator=torch.Generator().manual_seed(1))
+    assert head(centers.float()).argmax(dim=1).tolist() == [0, 1, 2]
 
 
-def test_alignment_follows_the_ruling_on_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each epoch: `align_draws` batches of features a class, and as many steps of that size as there are old classes."""
-    chosen = options(replay="mean", align_draws=5)
-    statistics = alignment.build_statistics(chosen, 4)
+def test_number_and_size_of_alignment_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch takes one step per old class, with `align_draws` batches of features each."""
+    settings = make_options(replay="mean", align_draws=5)
+    statistics = alignment.build_statistics(settings, 4)
     statistics.grow(6)
     for label in range(6):
         statistics.observe(label, torch.full((1, 4), float(label), dtype=torch.float64))
     head = LinearHead(4)
     head.grow(6, torch.Generator().manual_seed(0))
     sizes: list[int] = []
-    real = torch.nn.functional.cross_entropy
+    cross_entropy = torch.nn.functional.cross_entropy
 
-    def counted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def record_size(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         sizes.append(len(labels))
-        return real(logits, labels)
+        return cross_entropy(logits, labels)
 
-    monkeypatch.setattr(alignment.F, "cross_entropy", counted)
-    alignment.align_head(head, statistics, chosen, old_classes=4, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(alignment.F, "cross_entropy", record_size)
+    alignment.align_head(head, statistics, settings, num_old_classes=4, generator=torch.Generator().manual_seed(1))
     assert sizes == [5 * 4] * (20 * 4)
 
 
-def test_a_method_may_draw_in_its_own_way() -> None:
-    """The statistics say nothing of what is drawn here: the head can only have learned it from there."""
-    chosen = options(replay="mean")
-    statistics = alignment.build_statistics(chosen, 4)
+def test_a_method_can_pass_its_own_sampler() -> None:
+    """The statistics are empty, so the head can only have learned from the sampler."""
+    settings = make_options(replay="mean")
+    statistics = alignment.build_statistics(settings, 4)
     statistics.grow(2)
     head = LinearHead(4)
     head.grow(2, torch.Generator().manual_seed(0))
-    drawn = torch.eye(4)[:2]
+    samples = torch.eye(4)[:2]
     generator = torch.Generator().manual_seed(1)
-    alignment.align_head(head, statistics, chosen, 2, generator, draw=lambda each, _: drawn.unsqueeze(1).expand(-1, each, -1))
-    assert (head(drawn).softmax(dim=1).diagonal() > 0.8).all()
+    alignment.align_head(head, statistics, settings, 2, generator, sample=lambda each, _: samples.unsqueeze(1).expand(-1, each, -1))
+    assert (head(samples).softmax(dim=1).diagonal() > 0.8).all()
 
 
-def test_no_epochs_leave_the_head_alone() -> None:
-    chosen = alignment.ReplayOptions(align_epochs=0)
-    statistics = alignment.build_statistics(chosen, 4)
+def test_zero_epochs_leave_the_head_unchanged() -> None:
+    settings = alignment.ReplayOptions(align_epochs=0)
+    statistics = alignment.build_statistics(settings, 4)
     statistics.grow(2)
     head = LinearHead(4)
     head.grow(2, torch.Generator().manual_seed(0))
     before = head.weight.detach().clone()
-    alignment.align_head(head, statistics, chosen, old_classes=1, generator=torch.Generator())
+    alignment.align_head(head, statistics, settings, num_old_classes=1, generator=torch.Generator())
     assert torch.equal(head.weight, before)

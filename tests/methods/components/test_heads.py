@@ -4,17 +4,38 @@ import pytest
 import torch
 
 from caprompt.errors import OptionError
-from caprompt.methods.components.heads import FIRST_SCALE, CosineHead, ScoreOptions, cosines
+from caprompt.methods.components.heads import INITIAL_SCALE, CosineHead, LinearHead, LogitScaleOptions, PrototypeHead, cosines
 from caprompt.methods.options import validate_options
 
 
-def test_cosines_are_those_of_every_pair() -> None:
+@pytest.mark.parametrize("kind", [LinearHead, CosineHead])
+def test_growing_keeps_the_old_rows(kind: type[LinearHead | CosineHead]) -> None:
+    head = kind(4)
+    head.grow(2, torch.Generator().manual_seed(0))
+    before = head.weight.detach().clone()
+    head.grow(3, torch.Generator().manual_seed(1))
+    assert head.weight.shape == (5, 4)
+    assert torch.equal(head.weight[:2], before)
+    assert head.weight.abs().max() <= 4**-0.5
+    assert head(torch.ones(2, 4)).shape == (2, 5)
+
+
+def test_prototype_head_compares_with_class_means() -> None:
+    head = PrototypeHead(2)
+    head.grow(2, torch.Generator())
+    features = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    head.statistics.observe_batches([(features, torch.tensor([0, 0, 1]))])
+    torch.testing.assert_close(head(torch.tensor([[3.0, 4.0]])), torch.tensor([[0.6, 0.8]]))
+    assert not list(head.parameters())
+
+
+def test_cosines_of_every_pair() -> None:
     features, rows = torch.randn(3, 5), torch.randn(4, 5)
     expected = [[float(torch.dot(f, r) / (f.norm() * r.norm())) for r in rows] for f in features]
     torch.testing.assert_close(cosines(features, rows), torch.tensor(expected))
 
 
-def test_only_directions_count() -> None:
+def test_cosine_head_depends_on_directions_only() -> None:
     head = CosineHead(4, scale=20.0)
     head.grow(3, torch.Generator().manual_seed(0))
     features = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
@@ -24,17 +45,17 @@ def test_only_directions_count() -> None:
     torch.testing.assert_close(head(head.weight.detach()).diagonal(), torch.full((3,), 20.0))
 
 
-@pytest.mark.parametrize(("scale", "learned"), [(None, ["weight", "scale"]), (20.0, ["weight"])])
-def test_the_scale_is_learned_unless_given(scale: float | None, learned: list[str]) -> None:
+@pytest.mark.parametrize(("scale", "trained"), [(None, ["weight", "scale"]), (20.0, ["weight"])])
+def test_cosine_scale_is_trained_unless_fixed(scale: float | None, trained: list[str]) -> None:
     head = CosineHead(4, scale)
     head.grow(2, torch.Generator().manual_seed(0))
-    assert [name for name, _ in head.named_parameters()] == learned
-    assert torch.as_tensor(head.scale).item() == (scale or FIRST_SCALE)
+    assert [name for name, _ in head.named_parameters()] == trained
+    assert torch.as_tensor(head.scale).item() == (scale or INITIAL_SCALE)
     head(torch.ones(1, 4))[0, 0].backward()
     assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in head.parameters())
 
 
-def test_the_scale_of_scores_may_change_at_prediction() -> None:
-    assert ScoreOptions.at_prediction >= {"precision", "scale"}
+def test_logit_scale_can_change_at_prediction() -> None:
+    assert LogitScaleOptions.at_prediction >= {"precision", "scale"}
     with pytest.raises(OptionError, match="greater than 0"):
-        validate_options(ScoreOptions, {"scale": 0}, "ncm")
+        validate_options(LogitScaleOptions, {"scale": 0}, "ncm")

@@ -3,66 +3,67 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
 from caprompt.errors import InputError
-from caprompt.methods.components.ridge import STRENGTHS, RidgeHead, halved, held_out_errors, whole
+from caprompt.methods.components.ridge import STRENGTHS, RandomRidge, RidgeHead, held_out_errors, pack_symmetric, unpack_symmetric
 
 
-def hidden(count: int, width: int = 12, seed: int = 0) -> Tensor:
+def make_hidden(count: int, width: int = 12, seed: int = 0) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).relu()
 
 
-def labels(count: int, classes: int = 3) -> Tensor:
+def make_labels(count: int, classes: int = 3) -> Tensor:
     return torch.arange(count) % classes
 
 
-def head(width: int = 12, classes: int = 3) -> RidgeHead:
-    made = RidgeHead(width)
-    made.grow(classes, torch.Generator())
-    return made
+def make_head(width: int = 12, num_classes: int = 3) -> RidgeHead:
+    head = RidgeHead(width)
+    head.grow(num_classes, torch.Generator())
+    return head
 
 
-def prefer(made: RidgeHead, strength: float) -> RidgeHead:
-    """Make the head take this strength."""
-    made.errors.fill_(1)
-    made.errors[STRENGTHS.index(strength)] = 0
-    return made
+def prefer(head: RidgeHead, strength: float) -> RidgeHead:
+    """Make the head select this lambda."""
+    head.errors.fill_(1)
+    head.errors[STRENGTHS.index(strength)] = 0
+    return head
 
 
-def sklearn_ridge(x: Tensor, y: Tensor, strength: float) -> Ridge:
+def fit_sklearn_ridge(x: Tensor, y: Tensor, strength: float) -> Ridge:
     return Ridge(alpha=strength, fit_intercept=False, solver="svd").fit(x.numpy(), y.numpy())
 
 
 @pytest.mark.parametrize("strength", [0.1, 10.0, 1000.0])
-def test_weights_are_scikit_learns_ridge(strength: float) -> None:
-    x, y = hidden(40), labels(40)
-    ridge = prefer(head(), strength)
+def test_weights_equal_scikit_learns_ridge(strength: float) -> None:
+    x, y = make_hidden(40), make_labels(40)
+    ridge = prefer(make_head(), strength)
     ridge.observe(x.float(), y)
     ridge.solve()
-    expected = sklearn_ridge(x.float().double(), torch.nn.functional.one_hot(y).double(), strength)
+    expected = fit_sklearn_ridge(x.float().double(), torch.nn.functional.one_hot(y).double(), strength)
     np.testing.assert_allclose(ridge.weight.numpy(), expected.coef_, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [30, 9], ids=["more images than features", "fewer"])
-def test_one_decomposition_gives_scikit_learns_error_at_every_strength(count: int) -> None:
-    x, y = hidden(count), torch.nn.functional.one_hot(labels(count)).double()
-    held, held_y = hidden(7, seed=1), torch.nn.functional.one_hot(labels(7)).double()
-    found = held_out_errors(x, y, held, held_y)
-    assert len(found) == len(STRENGTHS) == 17
-    for strength, error in zip(STRENGTHS, found.tolist(), strict=True):
-        predicted = sklearn_ridge(x, y, strength).predict(held.numpy())
-        assert error == pytest.approx(float(((predicted - held_y.numpy()) ** 2).sum()), rel=1e-5)
+def test_held_out_errors_equal_scikit_learns_at_every_strength(count: int) -> None:
+    x, y = make_hidden(count), torch.nn.functional.one_hot(make_labels(count)).double()
+    test_x, test_y = make_hidden(7, seed=1), torch.nn.functional.one_hot(make_labels(7)).double()
+    errors = held_out_errors(x, y, test_x, test_y)
+    assert len(errors) == len(STRENGTHS) == 17
+    for strength, error in zip(STRENGTHS, errors.tolist(), strict=True):
+        predicted = fit_sklearn_ridge(x, y, strength).predict(test_x.numpy())
+        assert error == pytest.approx(float(((predicted - test_y.numpy()) ** 2).sum()), rel=1e-5)
 
 
-def test_sums_grow_with_classes_and_calls_as_if_all_had_come_at_once() -> None:
-    x = hidden(30).float()
-    y = torch.cat([labels(20, 2), labels(10, 3)])
-    at_once = prefer(head(classes=3), 1.0)
+def test_incremental_updates_equal_one_update_with_all_images() -> None:
+    x = make_hidden(30).float()
+    y = torch.cat([make_labels(20, 2), make_labels(10, 3)])
+    at_once = prefer(make_head(num_classes=3), 1.0)
     at_once.observe(x, y)
     at_once.solve()
-    grown = prefer(head(classes=2), 1.0)
+    grown = prefer(make_head(num_classes=2), 1.0)
     grown.observe(x[:20], y[:20])
     grown.solve()
     before = grown.weight.clone()
@@ -75,38 +76,38 @@ def test_sums_grow_with_classes_and_calls_as_if_all_had_come_at_once() -> None:
     torch.testing.assert_close(grown.weight, at_once.weight, rtol=1e-4, atol=1e-6)
 
 
-def test_errors_add_up_over_calls() -> None:
-    """Targets of pure chance ask for much strength, clean ones for little; a small call does not overrule a large one."""
-    x, chance = hidden(300, 60), torch.randint(3, (300,), generator=torch.Generator().manual_seed(5))
-    clean = (x @ (hidden(3, 60, seed=3) - 0.5).T).argmax(dim=1)
-    large, small, both = head(60), head(60), head(60)
-    for ridge, targets in ((large, chance), (both, chance), (small, clean[:40]), (both, clean[:40])):
+def test_errors_are_summed_over_calls() -> None:
+    """Random targets need a large lambda, clean ones a small one; the larger call decides."""
+    x, random = make_hidden(300, 60), torch.randint(3, (300,), generator=torch.Generator().manual_seed(5))
+    clean = (x @ (make_hidden(3, 60, seed=3) - 0.5).T).argmax(dim=1)
+    large, small, both = make_head(60), make_head(60), make_head(60)
+    for ridge, targets in ((large, random), (both, random), (small, clean[:40]), (both, clean[:40])):
         ridge.observe(x[: len(targets)].float(), targets)
-        ridge.weigh_strengths(x[: len(targets)].float(), targets)
+        ridge.update_errors(x[: len(targets)].float(), targets)
     torch.testing.assert_close(both.errors, large.errors + small.errors)
     assert small.errors.argmin() < large.errors.argmin() == both.errors.argmin()
     assert both.strength == large.strength
 
 
-@pytest.mark.parametrize(("weaker", "expected"), [(2.09, 10), (2.11, 11)])
-def test_strength_is_one_weaker_than_the_best_where_that_is_nearly_as_good(weaker: float, expected: int) -> None:
-    ridge = head()
-    ridge.observe(hidden(4).float(), labels(4))
+@pytest.mark.parametrize(("smaller", "expected"), [(2.09, 10), (2.11, 11)])
+def test_next_smaller_strength_is_used_if_nearly_as_good(smaller: float, expected: int) -> None:
+    ridge = make_head()
+    ridge.observe(make_hidden(4).float(), make_labels(4))
     ridge.errors.fill_(3)
-    ridge.errors[9:13] = torch.tensor([2.05, weaker, 2.0, 2.04])
+    ridge.errors[9:13] = torch.tensor([2.05, smaller, 2.0, 2.04])
     assert ridge.strength == STRENGTHS[expected]
 
 
-def test_one_image_has_nothing_to_be_held_against() -> None:
-    ridge = head()
-    ridge.weigh_strengths(hidden(1).float(), labels(1))
+def test_a_single_image_has_no_held_out_error() -> None:
+    ridge = make_head()
+    ridge.update_errors(make_hidden(1).float(), make_labels(1))
     assert not ridge.errors.any()
 
 
-def test_strength_does_not_drown_in_rounding() -> None:
-    """A singular G: ten images, a hundred features. The least strength would leave nothing but noise."""
-    ridge = prefer(head(100), 1e-8)
-    x, y = 30 * hidden(10, 100).float(), labels(10)
+def test_strength_is_larger_than_rounding_errors() -> None:
+    """A singular G: ten images, a hundred features. The smallest lambda would leave only noise."""
+    ridge = prefer(make_head(100), 1e-8)
+    x, y = 30 * make_hidden(10, 100).float(), make_labels(10)
     ridge.observe(x, y)
     ridge.solve()
     assert 1e-8 < ridge.strength < 1
@@ -114,32 +115,44 @@ def test_strength_does_not_drown_in_rounding() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])
-def test_half_of_the_sums_is_kept_and_what_is_solved_comes_back_to_the_last_bit(size: int) -> None:
-    square = torch.randn(size, size, generator=torch.Generator().manual_seed(0))  # above the diagonal it may say anything
-    half = halved(square)
-    back = whole(half, size)
-    assert half.numel() <= (size + 1) * (size + 2) / 2
-    assert torch.equal(back, back.T)
-    assert torch.equal(back.tril(), square.tril())
-    assert torch.equal(whole(square, size), square)  # as models were saved before
+def test_packing_halves_the_size_and_preserves_the_lower_triangle(size: int) -> None:
+    square = torch.randn(size, size, generator=torch.Generator().manual_seed(0))  # values above the diagonal do not matter
+    packed = pack_symmetric(square)
+    unpacked = unpack_symmetric(packed, size)
+    assert packed.numel() <= (size + 1) * (size + 2) / 2
+    assert torch.equal(unpacked, unpacked.T)
+    assert torch.equal(unpacked.tril(), square.tril())
+    assert torch.equal(unpack_symmetric(square, size), square)  # as older models were saved
 
 
-def test_images_that_are_all_but_the_same_have_a_solution() -> None:
-    """Fifty thousand additions of nearly one picture round G's float32 sums further than the floor under lambda allows for."""
-    ridge, chance = prefer(head(width=40, classes=2), STRENGTHS[0]), torch.Generator().manual_seed(0)
+def test_nearly_identical_images_have_a_solution() -> None:
+    """Many nearly identical images accumulate rounding errors beyond the lower bound of lambda."""
+    ridge, rng = prefer(make_head(width=40, num_classes=2), STRENGTHS[0]), torch.Generator().manual_seed(0)
     for _ in range(3000):
-        ridge.observe(1 + 1e-4 * torch.randn(1, 40, generator=chance), torch.tensor([0]))
-    ridge.gram.diagonal().sub_(2 * ridge.strength)  # as far below zero as rounding may get
+        ridge.observe(1 + 1e-4 * torch.randn(1, 40, generator=rng), torch.tensor([0]))
+    ridge.gram.diagonal().sub_(2 * ridge.strength)  # as far below zero as rounding can push it
     with pytest.raises(torch.linalg.LinAlgError):
         torch.linalg.cholesky(ridge.gram.double() + ridge.strength * torch.eye(40, dtype=torch.float64))
     ridge.solve()
     assert ridge.weight.isfinite().all()
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_features_that_are_no_numbers_are_refused(wrong: float) -> None:
-    ridge, x = head(), hidden(6).float()
-    x[2, 3] = wrong
-    ridge.observe(x, labels(6))
-    with pytest.raises(InputError, match="no finite numbers"):
+@pytest.mark.parametrize("invalid", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_refused(invalid: float) -> None:
+    ridge, x = make_head(), make_hidden(6).float()
+    x[2, 3] = invalid
+    ridge.observe(x, make_labels(6))
+    with pytest.raises(InputError, match="not finite"):
         ridge.solve()
+
+
+def test_lambda_is_selected_on_a_fifth_of_at_most_1250_images_of_a_call() -> None:
+    """The errors of a call of 1,500 images, computed by hand."""
+    head = RandomRidge(6, 20)
+    head.grow(3, torch.Generator().manual_seed(0))
+    features, labels = make_hidden(1500, width=6).float(), make_labels(1500)
+    head.partial_fit([(features, labels)], torch.Generator().manual_seed(1))
+    subset = torch.randperm(1500, generator=torch.Generator().manual_seed(1))[:1250]
+    hidden, targets = head.project(features[subset]).double(), F.one_hot(labels[subset], 3).double()
+    expected = held_out_errors(hidden[250:], targets[250:], hidden[:250], targets[:250])
+    torch.testing.assert_close(head.ridge.errors, expected)

@@ -1,4 +1,4 @@
-"""The command `evaluate`: measure a model on labelled images."""
+"""The command `evaluate`: compute the accuracy of a model on labelled images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate(
     backbone: str | None = None,
     device: Device = "auto",
 ) -> None:
-    """Measure a model on labelled images it has not learned from.
+    """Compute the accuracy of a model on labelled images that it was not trained on.
 
     Examples:
 
@@ -33,25 +33,25 @@ def evaluate(
     Parameters
     ----------
     model
-        The model's folder.
+        Folder of the model.
     source
-        A folder with a sub-folder of images per class, or a CSV of path,label.
+        Folder with a sub-folder of images per class, or CSV file of path,label.
     give_task
-        Tell the method each image's true task: what its prompts can do, not what a user would get.
+        Give the method the true task of each image: an upper bound, not the accuracy that a user would get.
     backbone
-        Where the backbone's file is, if it has moved.
+        Weights file of the backbone, if it was moved.
     """
     from caprompt.classifier import ContinualClassifier
-    from caprompt.cli.tables import evaluation_table
+    from caprompt.cli.tables import make_evaluation_table
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
-    found = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, **parse_cycles(cycles))
-    print_skipped(found.skipped)
+    evaluation = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, **parse_cycles(cycles))
+    print_skipped(evaluation.skipped)
     print_protocol_warning(classifier)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(evaluation.as_dict(), indent=2))
     else:
-        out.print(evaluation_table(found))
-        out.print(f"task identified in {found.task_identification:.1f} %, {found.mean_passes:.2f} passes per image")
-        if found.protocol != HONEST:
-            out.print(f"protocol {found.protocol}", soft_wrap=True)
+        out.print(make_evaluation_table(evaluation))
+        out.print(f"task identified in {evaluation.task_identification:.1f} %, {evaluation.mean_passes:.2f} passes per image")
+        if evaluation.protocol != HONEST:
+            out.print(f"protocol {evaluation.protocol}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command `learn`: teach a new model, one that exists, or one whose last call was stopped."""
+"""The command `learn`: train a new or a saved model, or resume a call that was stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learn(
     set_: Set = None,
     device: Device = "auto",
 ) -> None:
-    """Teach a model new classes, or more images of known ones. A model that does not exist yet is begun.
+    """Train a model on new classes, or on more images of known ones; a model that does not exist is created.
 
     Examples:
 
@@ -42,92 +42,91 @@ def learn(
     Parameters
     ----------
     model
-        The model's folder.
+        Folder of the model.
     source
-        A folder with a sub-folder of images per class, or a CSV of path,label.
+        Folder with a sub-folder of images per class, or CSV file of path,label.
     method
-        For a new model: a method's name.
+        For a new model: name of a method (see `caprompt methods`).
     backbone
-        For a new model: a backbone's name or file. For an old one: where the backbone's file is now.
+        For a new model: name of a backbone or weights file. For a saved one: the weights file, if it was moved.
     seed
-        For a new model: everything random follows from it.
+        For a new model: random seed.
     resume
-        Go on with a call that was stopped, to the very same model.
+        Resume a call that was stopped; the model will be the same as without the stop.
     restart
-        Give up a call that was stopped, and begin it anew.
+        Discard a call that was stopped, and start it again.
     """
     from caprompt.callbacks.progress_bar import ProgressBar
 
-    given = arguments.collect_settings(config, set_ or [])
-    given |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
-    classifier = open_model(model, given, resume, restart, device)
-    before, calls = len(classifier.classes), classifier.calls
+    settings = arguments.collect_settings(config, set_ or [])
+    settings |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
+    classifier = open_model(model, settings, resume, restart, device)
+    num_known, num_calls = len(classifier.classes), classifier.num_calls
     try:
-        with ProgressBar(err) as listen:
-            samples = classifier.learn(source, folder=model, resume=resume, skip_bad=skip_bad, listen=listen)
+        with ProgressBar(err) as progress_bar:
+            samples = classifier.learn(source, checkpoint_dir=model, resume=resume, skip_bad=skip_bad, callbacks=progress_bar)
     except KeyboardInterrupt:
-        raise StoppedError(interrupt_message(model, calls)) from None
+        raise StoppedError(interrupt_message(model, num_calls)) from None
     print_skipped(samples.skipped)
     print_protocol_warning(classifier)
-    new = classifier.classes[before:]
+    new = classifier.classes[num_known:]
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
-    sentence = f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes."
-    out.print(sentence)
+    out.print(f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes.")
 
 
-def open_model(folder: Path, given: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
-    """The model in a folder, or a new one with these settings; settings of training belong to the model's beginning."""
+def open_model(folder: Path, settings: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
+    """Load the model in a folder, or create one with these settings; a saved model takes no settings but its backbone."""
     from caprompt import checkpoint, methods
     from caprompt.checkpoint.model import has_stopped_call
     from caprompt.classifier import ContinualClassifier
     from caprompt.experiments.config import split_settings
 
     if resume:
-        return resumable(folder, given, device)
+        return _open_stopped_model(folder, settings, device)
     if not restart and has_stopped_call(folder):
-        raise InputError(f"learning was stopped in '{folder}'; go on with it with --resume, or give it up with --restart")
+        raise InputError(f"learning was stopped in '{folder}'; resume it with --resume, or discard it with --restart")
     if checkpoint.exists(folder):
-        for name in given:
+        for name in settings:
             if name != "backbone":
-                raise OptionError(f"'{folder}' exists, and '{name}' can only be set when a model is begun")
-        return ContinualClassifier.load(folder, backbone=given.get("backbone"), device=device)
-    if folder.exists() and not is_unfinished_folder(folder):
+                raise OptionError(f"'{folder}' exists, and '{name}' can only be set for a new model")
+        return ContinualClassifier.load(folder, backbone=settings.get("backbone"), device=device)
+    if folder.exists() and not is_reusable_folder(folder):
         raise InputError(f"'{folder}' exists but is not a caprompt model; choose another name")
-    method = str(given.get("method", "caprompt"))
+    method = str(settings.get("method", "caprompt"))
     known = list(methods.get_method(method).options_class.model_fields)
-    chosen, options = split_settings(given, ["method", "backbone", "seed"], known, owner=method)
-    if "backbone" in chosen:
-        chosen["backbone"] = str(chosen["backbone"])
-    return ContinualClassifier(device=device, **chosen, **options)
+    parameters, options = split_settings(settings, ["method", "backbone", "seed"], known, owner=method)
+    if "backbone" in parameters:
+        parameters["backbone"] = str(parameters["backbone"])
+    return ContinualClassifier(device=device, **parameters, **options)
 
 
-def resumable(folder: Path, given: Mapping[str, Any], device: str) -> ContinualClassifier:
-    """The model whose learning was stopped."""
+def _open_stopped_model(folder: Path, settings: Mapping[str, Any], device: str) -> ContinualClassifier:
+    """Load the model whose call of `learn` was stopped."""
     from caprompt.checkpoint.model import has_stopped_call
     from caprompt.classifier import ContinualClassifier
 
-    if given:
-        raise OptionError(f"a stopped call goes on as it began; leave out {', '.join(sorted(given))}")
+    if settings:
+        raise OptionError(f"a stopped call is resumed with its own settings; leave out {', '.join(sorted(settings))}")
     if not has_stopped_call(folder):
         raise InputError(f"nothing was stopped in '{folder}', so there is nothing to resume; learn without --resume")
-    return ContinualClassifier.unfinished(folder, device=device) or ContinualClassifier.load(folder, device=device)
+    return ContinualClassifier.load_stopped(folder, device=device) or ContinualClassifier.load(folder, device=device)
 
 
-def is_unfinished_folder(folder: Path) -> bool:
-    """Is there nothing in this folder, or only what a stopped first call left?"""
+def is_reusable_folder(folder: Path) -> bool:
+    """Return whether a folder is empty, or holds only the files of a first call that was stopped."""
     from caprompt.checkpoint.model import IN_PROGRESS
 
     return folder.is_dir() and all(path.name in {IN_PROGRESS, ".next", ".ready"} for path in folder.iterdir())
 
 
 def interrupt_message(folder: Path, calls_before: int) -> str:
-    """What Ctrl-C during `learn` has left, in a sentence."""
+    """Return a sentence on the state that Ctrl-C during `learn` has left."""
     from caprompt import checkpoint
     from caprompt.checkpoint.model import has_stopped_call
 
     if has_stopped_call(folder):
-        return "Stopped; --resume goes on after the last whole epoch."
+        return "Stopped; --resume continues after the last complete epoch."
     if checkpoint.exists(folder) and checkpoint.read_config(folder)["calls"] > calls_before:
-        return f"Stopped, but everything had been learned and saved in '{folder}' already."
-    return "Stopped before the first epoch was over; nothing was changed."
+        return f"Stopped, but the model had already been trained and saved in '{folder}'."
+    return "Stopped before the end of the first epoch; nothing was changed."

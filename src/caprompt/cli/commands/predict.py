@@ -30,7 +30,7 @@ def predict(
     backbone: str | None = None,
     device: Device = "auto",
 ) -> None:
-    """Name what is on images: files, or folders of them.
+    """Predict the classes of images: files, or folders of them.
 
     Examples:
 
@@ -41,49 +41,49 @@ def predict(
     Parameters
     ----------
     model
-        The model's folder.
+        Folder of the model.
     images
         Image files, or folders of them at any depth.
     top
-        How many classes to name per image.
+        Number of classes to print per image.
     backbone
-        Where the backbone's file is, if it has moved.
+        Weights file of the backbone, if it was moved.
     """
     from caprompt.classifier import ContinualClassifier
-    from caprompt.cli.tables import prediction_table
+    from caprompt.cli.tables import make_prediction_table
     from caprompt.data.sources import list_images
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
-    named, skipped = predict_files(classifier, list_images(images), top, skip_bad, parse_cycles(cycles))
+    predictions, skipped = predict_files(classifier, list_images(images), top, skip_bad, parse_cycles(cycles))
     print_skipped(skipped)
     mark = print_protocol_warning(classifier)
     if as_json:
-        print(json.dumps([{"image": str(path), **found.as_dict(), **mark} for path, found in named], indent=2))
+        print(json.dumps([{"image": str(path), **prediction.as_dict(), **mark} for path, prediction in predictions], indent=2))
     else:
-        out.print(prediction_table([str(path) for path, _ in named], [found for _, found in named], top))
+        out.print(make_prediction_table([str(path) for path, _ in predictions], [each for _, each in predictions], top))
 
 
 def predict_files(
     model: ContinualClassifier, paths: Sequence[Path], top: int, skip_bad: bool, options: Mapping[str, Any]
 ) -> tuple[list[tuple[Path, Prediction]], list[str]]:
-    """Predictions for the pictures that can be read, and a sentence about each that cannot (without `skip_bad`, an error)."""
+    """Return the predictions for readable images, and a message for each unreadable one; without `skip_bad`, raise on these."""
     from caprompt.data.images import decode
     from caprompt.engine.inputs import DECODE_FACTOR
 
-    found: list[tuple[Path, Prediction]] = []
+    predictions: list[tuple[Path, Prediction]] = []
     skipped: list[str] = []
     for start in range(0, len(paths), CHUNK):
-        good, pixels = [], []
+        readable, pixels = [], []
         for path in paths[start : start + CHUNK]:
             try:
                 pixels.append(decode(path, shrink_to=DECODE_FACTOR * model.backbone.config.image_size))
-                good.append(path)
+                readable.append(path)
             except DataError as error:
                 if not skip_bad:
                     raise
                 skipped.append(str(error))
-        if good:
-            found.extend(zip(good, model.predict(pixels, top=top, **options), strict=True))
-    if not found:
+        if readable:
+            predictions.extend(zip(readable, model.predict(pixels, top=top, **options), strict=True))
+    if not predictions:
         raise DataError("none of the images can be read")
-    return found, skipped
+    return predictions, skipped

@@ -1,4 +1,4 @@
-"""The command `report`: run folders become one HTML page."""
+"""The command `report`: write an HTML page about finished runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def report(
     out_file: Annotated[Path, Parameter(name="--out")] = Path("report.html"),
     no_pictures: bool = False,
 ) -> None:
-    """Make one HTML page of a run, or of several to compare them: figures, mistakes, cost, settings. It needs no network.
+    """Write one self-contained HTML page about a run, or several to compare: metrics, mistakes, cost, settings.
 
     Examples:
 
@@ -28,13 +28,13 @@ def report(
     Parameters
     ----------
     runs
-        Folders of finished runs of one protocol; a folder of such folders (several seeds) stands for all of them.
+        Folders of finished runs of one protocol; a folder of such folders (several seeds) counts as all of them.
     out_file
-        The page; one that is there is replaced.
+        HTML file to write; an existing file is overwritten.
     no_pictures
-        Leave the pictures of mistakes out, for private ones.
+        Leave out the images of mistakes, for private data.
     """
     from caprompt.report import write_report
 
-    write_report(runs, out_file, pictures=not no_pictures)
+    write_report(runs, out_file, images=not no_pictures)
     out.print(f"written to {out_file}", soft_wrap=True)

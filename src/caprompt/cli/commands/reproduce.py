@@ -1,4 +1,4 @@
-"""The command `reproduce`: run what a table or figure of the paper needs, and write it with our figures beside published ones."""
+"""The command `reproduce`: run the experiments of a table or figure of the paper, and write it beside the published results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce"]
 
-CELLS = "cells"  # the folder of the experiments, beside those of the scales
+CELLS = "cells"  # sub-folder of the experiments, beside those of the scales
 
 
 def reproduce(
@@ -34,9 +34,9 @@ def reproduce(
     list_: Annotated[bool, Parameter(name="--list")] = False,
     device: Device = "auto",
 ) -> None:
-    """Make tables and figures of the paper again, with our figures beside the published ones.
+    """Reproduce tables and figures of the paper, with our results beside the published ones.
 
-    Every experiment is kept and never run twice, also between targets; stopped or killed, the same command goes on.
+    Every experiment is saved and run only once, also across targets; after a stop or kill, the same command continues.
 
     Examples:
 
@@ -50,80 +50,81 @@ def reproduce(
     targets
         Names of tables and figures (see --list), or all.
     scale
-        full is the paper, small DeiT-Ti with fewer epochs, tiny the embedded backbone on a few digits.
+        full as in the paper, small with DeiT-Ti and fewer epochs, tiny with the embedded backbone on a few digits.
     seeds
-        How many seeds; more of them can be added later.
+        Number of seeds; more can be added later.
     protocol
-        released runs CAPrompt with the leak of the authors' program, to compare with published tables; marked as such.
+        released runs CAPrompt with the batch leak of the authors' code, to compare with published tables; results are marked.
     backbone
-        Another backbone for the scale: a name or a weights file.
+        Backbone instead of that of the scale: a name or a weights file.
     jobs
-        How many experiments to run at once, a process each.
+        Number of experiments to run in parallel, a process each.
     out_folder
-        Where tables, figures and the experiments behind them are kept.
+        Folder for tables, figures and the experiments behind them.
     list_
-        Say what can be reproduced, and at which scales.
+        List the targets and the scales.
     """
     if list_ or not targets:
-        print_targets()
+        _print_targets()
         return
-    from caprompt.reproduce.plan import checked, leaking, plan
-    from caprompt.reproduce.scales import scale as find_scale
+    from caprompt.reproduce.plan import check_released, check_settings, plan_target
+    from caprompt.reproduce.scales import get_scale
     from caprompt.reproduce.targets.registry import select_targets
 
-    wanted = select_targets(targets)
-    given = checked(arguments.collect_settings(None, set_ or []), wanted)
-    size = find_scale(scale, backbone=backbone, seeds=seeds, settings=given)
+    selected = select_targets(targets)
+    settings = check_settings(arguments.collect_settings(None, set_ or []), selected)
+    resolved_scale = get_scale(scale, backbone=backbone, seeds=seeds, settings=settings)
     if protocol == "released":
-        wanted = [leaking(target) for target in wanted]
-    home = out_folder / CELLS
-    found = [plan(target, size, home, protocol) for target in wanted]
-    run_all(found, home, jobs, device)
-    for evidence, _ in found:
-        tell(evidence, out_folder / (scale if protocol == "honest" else f"{scale}-released") / evidence.target.name)
+        selected = [check_released(target) for target in selected]
+    cells_folder = out_folder / CELLS
+    plans = [plan_target(target, resolved_scale, cells_folder, protocol) for target in selected]
+    _run_cells(plans, cells_folder, jobs, device)
+    scale_folder = out_folder / (scale if protocol == "honest" else f"{scale}-released")
+    for evidence, _ in plans:
+        _present(evidence, scale_folder / evidence.target.name)
 
 
-def print_targets() -> None:
-    """The targets and the scales."""
-    from caprompt.cli.tables import listing
-    from caprompt.reproduce.scales import scales
+def _print_targets() -> None:
+    """Print the targets and the scales."""
+    from caprompt.cli.tables import make_table
+    from caprompt.reproduce.scales import load_scales
     from caprompt.reproduce.targets.registry import ALL, TARGETS
 
     rows = [[name, target.title] for name, target in TARGETS.items()]
-    out.print(listing("targets", ["name", "what it is"], [*rows, [ALL, "every one of these"]]))
-    out.print(listing("scales", ["name", "what it is"], [[name, each.summary] for name, each in scales().items()]))
+    out.print(make_table("targets", ["name", "description"], [*rows, [ALL, "all of these"]]))
+    out.print(make_table("scales", ["name", "description"], [[name, scale.summary] for name, scale in load_scales().items()]))
 
 
-def run_all(found: list[tuple[Evidence, list[Cell]]], home: Path, jobs: int, device: str) -> None:
-    """Run every cell that is not done, those that several targets need once."""
+def _run_cells(plans: list[tuple[Evidence, list[Cell]]], folder: Path, jobs: int, device: str) -> None:
+    """Run every cell that is not done; a cell that several targets share is run once."""
     from caprompt.cli.grid_progress import GridProgressBar
     from caprompt.experiments.grid import is_done, run_grid
-    from caprompt.reproduce.plan import explain_no_cells, merged
+    from caprompt.reproduce.plan import explain_no_cells, merge_cells
 
-    cells = merged([cell for _, own in found for cell in own])
+    cells = merge_cells([cell for _, cells in plans for cell in cells])
     if not cells:
-        raise InputError(explain_no_cells(found[0][0]))
-    done = sum(is_done(home / cell.name, cell.measures) for cell in cells)
+        raise InputError(explain_no_cells(plans[0][0]))
+    done = sum(is_done(folder / cell.name, cell.measures) for cell in cells)
     try:
-        with GridProgressBar(err, home, len(cells), done) as watch:
-            run_grid(cells, home, jobs=jobs, device=device, watch=watch)
+        with GridProgressBar(err, folder, len(cells), done) as watch:
+            run_grid(cells, folder, jobs=jobs, device=device, progress=watch)
     except KeyboardInterrupt:
-        raise StoppedError("Stopped; the same command goes on where it was.") from None
+        raise StoppedError("Stopped; the same command continues where it stopped.") from None
 
 
-def tell(evidence: Evidence, folder: Path) -> None:
-    """Print a target's table and write its files."""
-    from caprompt.cli.tables import as_terminal
-    from caprompt.reproduce.writers import write
+def _present(evidence: Evidence, folder: Path) -> None:
+    """Print the table of a target and write its files."""
+    from caprompt.cli.tables import make_result_table
+    from caprompt.reproduce.writers import write_target
 
-    shown = evidence.target.present(evidence)
-    write(evidence, shown, folder)
-    table = as_terminal(shown.sheet)
-    unfolded = out.measure(table, options=out.options.update_width(10_000)).maximum
-    # A file or pipe has no width of its own: nothing is folded there.
-    console = out if out.is_terminal else Console(width=unfolded, markup=False, emoji=False, highlight=False)
+    presentation = evidence.target.present(evidence)
+    write_target(evidence, presentation, folder)
+    table = make_result_table(presentation.table)
+    full_width = out.measure(table, options=out.options.update_width(10_000)).maximum
+    # A file or pipe has no width of its own: nothing is wrapped there.
+    console = out if out.is_terminal else Console(width=full_width, markup=False, emoji=False, highlight=False)
     console.print(table)
-    for note in shown.sheet.notes:
+    for note in presentation.table.notes:
         out.print(f"- {note}.", soft_wrap=True, style="dim")
     print_warnings([note for note in evidence.notes() if note.startswith("failed")])
     out.print(f"saved in {folder}", soft_wrap=True)

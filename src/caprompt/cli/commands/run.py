@@ -1,4 +1,4 @@
-"""The command `run`: a whole class-incremental experiment, for one or several seeds."""
+"""The command `run`: a class-incremental experiment, for one or several seeds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
 from caprompt.cli.console import err, out, print_skipped, print_warnings
 from caprompt.errors import OptionError, StoppedError
-from caprompt.protocols import kind, single
+from caprompt.protocols import parse_kind, require_same_protocol
 
 if TYPE_CHECKING:
     from caprompt.callbacks.events import Callback
     from caprompt.experiments.run_folder import RunResult
 
-__all__ = ["run", "run_seeds"]
+__all__ = ["run"]
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     set_: Set = None,
     device: Device = "auto",
 ) -> None:
-    """Run a whole class-incremental experiment; with no options, digits in five tasks on the embedded backbone.
+    """Run a class-incremental experiment; by default, digits in five tasks on the embedded backbone.
 
     Examples:
 
@@ -58,56 +58,56 @@ def run(
     Parameters
     ----------
     dataset
-        A data set's name (see `caprompt datasets`), a folder with a sub-folder per class, or a CSV.
+        Name of a dataset (see `caprompt datasets`), folder with a sub-folder per class, or CSV file of path,label.
     method
-        A method's name (see `caprompt methods`).
+        Name of a method (see `caprompt methods`).
     backbone
-        A backbone's name (see `caprompt backbones`) or a checkpoint file.
+        Name of a backbone (see `caprompt backbones`) or weights file.
     preset
-        Settings by name: default is what we recommend, paper what each method's authors did, budget the same effort for all.
+        Named settings: default is recommended, paper is as in each method's paper, budget the same effort for all methods.
     tasks
         Number of tasks (5), their sizes (1,4,2,3), or class names (cat,dog;cow).
     order
         Class order: shuffled by the seed, or natural.
     seed
-        The first seed.
+        First seed.
     seeds
-        How many seeds to run, one after another.
+        Number of seeds to run, one after another.
     validation
-        Hold out this share of the training images and test on them instead.
+        Fraction of the training images to hold out and test on instead of the test images.
     give_task
-        Tell the method each test image's true task (the paper's appendix table); results are marked as such.
+        Give the method the true task of each test image (appendix table of the paper); results are marked.
     protocol
-        honest, or released: with the leak of the authors' program, to compare with published tables; results are marked.
+        honest, or released: with the batch leak of the authors' code, to compare with published tables; results are marked.
     joint
-        Learn all classes at once, the upper bound of a method; accuracy is still told by task.
+        Learn all classes at once, the upper bound of a method; accuracy is still reported per task.
     out_folder
-        Where the run is kept; by default a new folder under runs/.
+        Folder of the run; by default a new one under runs/.
     resume
-        Go on with a stopped run to the very same end.
+        Resume a stopped run; the results will be the same as without the stop.
     watch
-        Draw the accuracy curve in the terminal after each task.
+        Print the accuracy curve after each task.
     tensorboard
-        Write figures for TensorBoard into the run's folder; needs the extra caprompt[track].
+        Write losses and metrics for TensorBoard into the run folder; needs the extra caprompt[track].
     """
     flags = {"dataset": dataset, "method": method, "backbone": backbone, "order": order, "seed": seed, "validation": validation}
-    given = {
+    settings = {
         **arguments.collect_settings(config, set_ or []),
         **{name: value for name, value in flags.items() if value is not None},
     }
     if tasks is not None:
-        given["tasks"] = arguments.parse_tasks(tasks)
+        settings["tasks"] = arguments.parse_tasks(tasks)
     if protocol is not None:
-        given["protocol"] = protocol
-    given |= {name: True for name, chosen in {"give_task": give_task, "joint": joint}.items() if chosen}
+        settings["protocol"] = protocol
+    settings |= {name: True for name, value in {"give_task": give_task, "joint": joint}.items() if value}
     try:
-        run_seeds(given, preset, seeds, out_folder, resume, skip_bad, device, out, watch=watch, tensorboard=tensorboard)
+        run_seeds(settings, preset, seeds, out_folder, resume, skip_bad, device, out, watch=watch, tensorboard=tensorboard)
     except KeyboardInterrupt:
-        raise StoppedError("Stopped; the same command with --resume goes on after the last whole epoch.") from None
+        raise StoppedError("Stopped; the same command with --resume continues after the last complete epoch.") from None
 
 
 def run_seeds(
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     preset_name: str,
     seeds: int,
     folder: Path | None,
@@ -119,36 +119,36 @@ def run_seeds(
     watch: bool = False,
     tensorboard: bool = False,
 ) -> list[RunResult]:
-    """Run one experiment per seed and print what came out; with `watch` also the accuracy curve after each task."""
-    from caprompt.callbacks.events import compose
+    """Run an experiment per seed and print the results; with `watch` also the accuracy curve after each task."""
     from caprompt.callbacks.progress_bar import ProgressBar
     from caprompt.callbacks.tensorboard import TensorBoardWriter
     from caprompt.callbacks.terminal_curve import TerminalCurve
-    from caprompt.cli.tables import run_table, seeds_table
+    from caprompt.cli.tables import make_run_table, make_seeds_table
     from caprompt.experiments.config import build_run_config, preset_settings
     from caprompt.experiments.execution import run_experiment
     from caprompt.experiments.run_folder import choose_run_folder, read_plan, run_title
 
     if seeds < 1:
         raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
-    config = build_run_config({**preset_settings(preset_name, given), **given})
-    found: dict[int, RunResult] = {}
+    config = build_run_config({**preset_settings(preset_name, settings), **settings})
+    results: dict[int, RunResult] = {}
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
-        home = choose_run_folder(seeded, folder, resume, several=seeds > 1)
-        others: list[Callback] = [TerminalCurve(console)] if watch else []
+        run_folder = choose_run_folder(seeded, folder, resume, several=seeds > 1)
+        callbacks: list[Callback] = [TerminalCurve(console)] if watch else []
         if tensorboard:
-            others.append(TensorBoardWriter(home / "tensorboard"))
-        with ProgressBar(err) as display:
-            listen = compose(display, *others)
-            found[seed] = run_experiment(seeded, home, resume=resume, skip_bad=skip_bad, device=device, listen=listen)
-        plan = read_plan(home)
+            callbacks.append(TensorBoardWriter(run_folder / "tensorboard"))
+        with ProgressBar(err) as progress_bar:
+            results[seed] = run_experiment(
+                seeded, run_folder, resume=resume, skip_bad=skip_bad, device=device, callbacks=[progress_bar, *callbacks]
+            )
+        plan = read_plan(run_folder)
         print_skipped(plan["skipped"])
         print_warnings(plan.get("warnings", []))
-        console.print(run_table(found[seed]))
-        console.print(f"saved in {home}", soft_wrap=True)
-    console.print(seeds_table(found))
+        console.print(make_run_table(results[seed]))
+        console.print(f"saved in {run_folder}", soft_wrap=True)
+    console.print(make_seeds_table(results))
     console.print(f"{run_title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
-    protocol = single(results.protocol for results in found.values())
-    console.print(f"protocol {protocol}", style="dim" if kind(protocol) == "honest" else "bold yellow")
-    return list(found.values())
+    protocol = require_same_protocol(result.protocol for result in results.values())
+    console.print(f"protocol {protocol}", style="dim" if parse_kind(protocol) == "honest" else "bold yellow")
+    return list(results.values())

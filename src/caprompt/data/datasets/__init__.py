@@ -1,3 +1,3 @@
-"""Data sets known by name, one file each."""
+"""Benchmark datasets known by name, one module each; `registry` lists and loads them."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Pickles of numpy arrays, read without running anything they say.
+"""Reading pickles of numpy arrays without executing any code of theirs.
 
-A pickle is a program: it names functions and calls them. Here the few names that an array's pickle uses stand for stubs of
-our own, which take down what they are given; every other name is refused before anything is called.
+A pickle is a program: it names functions and calls them. Here the few names that a pickled array
+uses are resolved to stubs, which only record their arguments; every other name is refused before
+anything is called.
 """
 
 from __future__ import annotations
@@ -21,18 +22,24 @@ _CODES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", 
 
 
 def read_array_pickle(path: Path) -> Any:
-    """The lists, dictionaries, numbers, strings and arrays in the file; Python 2's strings come as bytes."""
+    """Read a file of lists, dictionaries, scalars, strings and arrays.
+
+    Strings of Python 2 become bytes.
+    """
     try:
         with path.open("rb") as file:
-            return _plain(_ArraysOnly(file, encoding="bytes").load())
+            return _resolve(_ArrayUnpickler(file, encoding="bytes").load())
     except (DataError, OSError):
         raise
-    except Exception as error:  # cut or altered, a pickle fails in whatever way its next byte happens to mean
-        raise DataError(f"'{path}' is damaged or incomplete: it is not a whole pickle of arrays; get it anew") from error
+    except Exception as error:  # a truncated or altered pickle raises arbitrary exceptions
+        raise DataError(f"'{path}' is damaged or incomplete: it is not a complete pickle of arrays; download it again") from error
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Knows the names in arrays' pickles of numpy 1 and 2, and the two by which Python 3 spells bytes for Python 2."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """An unpickler that resolves only the names in array pickles of numpy 1 and 2.
+
+    These include the two by which Python 3 writes bytes in protocol 2.
+    """
 
     def __init__(self, file: Any, encoding: str) -> None:
         super().__init__(file, encoding=encoding)
@@ -41,23 +48,21 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         stub = _STUBS.get((module.replace("numpy._core.", "numpy.core."), name))
         if stub is None:
-            raise DataError(
-                f"'{self.path}' is refused: a pickle of arrays has no use for '{module}.{name}'; get it from its makers"
-            )
+            raise DataError(f"'{self.path}' is refused: a pickle of arrays must not use '{module}.{name}'; get the official file")
         return stub
 
 
 class _Stub:
-    """A stand-in without state: a pickle may call it and can change nothing of it."""
+    """A stateless stand-in: a pickle may call it but cannot modify it."""
 
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("a stand-in takes no state")
+        raise pickle.UnpicklingError("a stub takes no state")
 
 
 class _Type(_Stub):
-    """numpy's ndarray: only ever named, as what is to be rebuilt."""
+    """`ndarray`: only named, as the type to be rebuilt."""
 
     __slots__ = ()
 
@@ -73,7 +78,7 @@ class _MakeDtype(_Stub):
 
 
 class _Dtype:
-    """A type of numbers; its state tells the order of bytes."""
+    """A dtype; its state contains the byte order."""
 
     __slots__ = ("code",)
 
@@ -85,11 +90,11 @@ class _Dtype:
         if order in (">", b">"):
             self.code = self.code.newbyteorder(">")
         elif order not in ("<", b"<", "|", b"|"):
-            raise pickle.UnpicklingError(f"an order of bytes {order!r}")
+            raise pickle.UnpicklingError(f"byte order {order!r}")
 
 
 class _MakeArray(_Stub):
-    """`_reconstruct(ndarray, (0,), b"b")`: an empty array, to be filled by its state."""
+    """`_reconstruct(ndarray, (0,), b"b")`: an empty array, which is filled by its state."""
 
     __slots__ = ()
 
@@ -98,7 +103,7 @@ class _MakeArray(_Stub):
 
 
 class _FromBuffer(_Stub):
-    """`_frombuffer(bytes, dtype, shape, order)`: how protocol 5 spells an array."""
+    """`_frombuffer(bytes, dtype, shape, order)`: an array in protocol 5."""
 
     __slots__ = ()
 
@@ -125,11 +130,11 @@ class _Encode(_Stub):
 
     def __call__(self, text: str, encoding: str) -> bytes:
         if encoding not in ("latin1", "latin-1"):
-            raise pickle.UnpicklingError(f"bytes spelled in {encoding!r}")
+            raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}")
         return text.encode("latin1")
 
 
-class _NoBytes(_Stub):
+class _EmptyBytes(_Stub):
     __slots__ = ()
 
     def __call__(self) -> bytes:
@@ -142,23 +147,23 @@ _STUBS: dict[tuple[str, str], _Stub] = {
     ("numpy.core.multiarray", "_reconstruct"): _MakeArray(),
     ("numpy.core.numeric", "_frombuffer"): _FromBuffer(),
     ("_codecs", "encode"): _Encode(),
-    ("__builtin__", "bytes"): _NoBytes(),
-    ("builtins", "bytes"): _NoBytes(),
+    ("__builtin__", "bytes"): _EmptyBytes(),
+    ("builtins", "bytes"): _EmptyBytes(),
 }
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """The same with arrays in place of our stand-ins; CIFAR's files nest two deep."""
+def _resolve(value: Any, depth: int = 0) -> Any:
+    """Replace stubs by their arrays, recursively; CIFAR's files are nested two levels deep."""
     if depth > 8:
-        raise pickle.UnpicklingError("too deep")
+        raise pickle.UnpicklingError("nested too deeply")
     if isinstance(value, _Array):
         if value.value is None:
             raise pickle.UnpicklingError("an array without content")
         return value.value
     if isinstance(value, dict):
-        return {key: _plain(item, depth + 1) for key, item in value.items()}
+        return {key: _resolve(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item, depth + 1) for item in value)
+        return type(value)(_resolve(item, depth + 1) for item in value)
     if value is None or isinstance(value, (str, bytes, int, float)):
         return value
     raise pickle.UnpicklingError(f"a {type(value).__name__}")

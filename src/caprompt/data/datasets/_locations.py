@@ -1,4 +1,7 @@
-"""Where data sets lie: in the folder $CAPROMPT_DATA, or in ~/.cache/caprompt/data, as their official folder or archive."""
+"""Locations of datasets.
+
+They are stored in $CAPROMPT_DATA or in ~/.cache/caprompt/data, as their official folder or archive.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from caprompt.data.datasets._archives import unpack
 from caprompt.data.datasets._download import Progress, download
 from caprompt.errors import DataError
 
-__all__ = ["Official", "data_folders", "fetch", "located", "opened"]
+__all__ = ["OfficialFiles", "fetch_dataset", "find_dataset", "get_data_folders", "unpack_dataset"]
 
 
 @dataclass(frozen=True)
-class Official:
-    """A data set as its makers publish it; `folder` is what `archive` unpacks to, `also` other folders in its place."""
+class OfficialFiles:
+    """A dataset as published: `archive` unpacks to `folder`; `also` names alternative folders."""
 
     name: str
     title: str
@@ -26,41 +29,41 @@ class Official:
     also: tuple[str, ...] = ()
 
 
-def data_folders() -> tuple[Path, ...]:
-    """The folders that are searched, the first of which takes downloads."""
-    own = os.environ.get("CAPROMPT_DATA")
+def get_data_folders() -> tuple[Path, ...]:
+    """Return the folders that are searched for datasets; downloads go to the first."""
+    custom = os.environ.get("CAPROMPT_DATA")
     cache = Path.home() / ".cache" / "caprompt" / "data"
-    return (Path(own).expanduser(), cache) if own else (cache,)
+    return (Path(custom).expanduser(), cache) if custom else (cache,)
 
 
-def located(official: Official) -> Path | None:
-    """The data set's folder or else its archive, where there is one."""
+def find_dataset(official: OfficialFiles) -> Path | None:
+    """Return the path of the dataset's folder, else of its archive, else None."""
     names = (official.folder, *official.also, official.archive)
-    places = (place / name for name in names for place in data_folders())
-    return next((path for path in places if path.is_dir() or path.is_file()), None)
+    paths = (folder / name for name in names for folder in get_data_folders())
+    return next((path for path in paths if path.is_dir() or path.is_file()), None)
 
 
-def opened(official: Official) -> Path:
-    """The data set's folder, unpacked first where only the archive is there."""
-    found = located(official)
-    if found is None:
+def unpack_dataset(official: OfficialFiles) -> Path:
+    """Return the dataset's folder, unpacking the archive first where there is no folder yet."""
+    path = find_dataset(official)
+    if path is None:
         raise DataError(
-            f"{official.title} is not here; get it with 'caprompt datasets --download {official.name}', "
-            f"or put '{official.archive}' from {official.url} (or its folder '{official.folder}') into '{data_folders()[0]}'"
+            f"{official.title} was not found; download it with 'caprompt datasets --download {official.name}', "
+            f"or put '{official.archive}' from {official.url} (or its folder '{official.folder}') into '{get_data_folders()[0]}'"
         )
-    if found.is_dir():
-        return found
-    return unpack(found, _writable(found.parent) / official.folder)
+    if path.is_dir():
+        return path
+    return unpack(path, _select_writable(path.parent) / official.folder)
 
 
-def fetch(official: Official, on_progress: Progress | None = None) -> Path:
-    """The data set's folder; what is not there is downloaded and unpacked first."""
-    if located(official) is None:
-        download(official.url, data_folders()[0] / official.archive, official.checksum, on_progress)
-    return opened(official)
+def fetch_dataset(official: OfficialFiles, on_progress: Progress | None = None) -> Path:
+    """Return the dataset's folder, downloading and unpacking it first where necessary."""
+    if find_dataset(official) is None:
+        download(official.url, get_data_folders()[0] / official.archive, official.checksum, on_progress)
+    return unpack_dataset(official)
 
 
-def _writable(folder: Path) -> Path:
-    """Beside the archive; for one on a read-only disk, the first of our folders that can be written to."""
-    folders = (folder, *data_folders())
-    return next((place for place in folders if os.access(place, os.W_OK)), data_folders()[-1])
+def _select_writable(folder: Path) -> Path:
+    """Return `folder`, or if it is read-only, the first data folder that is writable."""
+    folders = (folder, *get_data_folders())
+    return next((candidate for candidate in folders if os.access(candidate, os.W_OK)), get_data_folders()[-1])

@@ -1,7 +1,7 @@
-"""Data sets by name, and any folder or CSV file as one.
+"""Registry of datasets by name, and loading of any folder or CSV file as a dataset.
 
-To add a data set: write a file like `digits.py` (or `cub200.py`, for one to be downloaded) with a function that returns
-(train, test), and add an entry to DATASETS.
+To add a dataset, write a module like `digits` (or `cub200`, for one that is downloaded) with a
+function that returns (train, test), and add an entry to DATASETS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from caprompt.data.datasets._download import Progress
 from caprompt.data.datasets._integrity import check_classes
-from caprompt.data.datasets._locations import Official, fetch, located
+from caprompt.data.datasets._locations import OfficialFiles, fetch_dataset, find_dataset
 from caprompt.data.datasets.cifar100 import CIFAR100, load_cifar100
 from caprompt.data.datasets.cub200 import CUB200, load_cub200
 from caprompt.data.datasets.digits import load_digits
@@ -25,15 +25,15 @@ from caprompt.data.sources import read_source
 from caprompt.data.tasks import hold_out
 from caprompt.errors import DataError, UnknownNameError
 
-__all__ = ["DATASETS", "Dataset", "DatasetInfo", "download_dataset", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "DatasetInfo", "download_dataset", "list_datasets", "load_dataset"]
 
-FOLDER_TASKS = 5  # where nobody says how many
-MANY_IMAGES = {"projections": 10_000}  # a regression on tens of thousands of images has use for a wide projection
+FOLDER_TASKS = 5  # default number of tasks of a folder or CSV file
+MANY_IMAGES = {"projections": 10_000}  # tens of thousands of images justify a wide projection for the regression
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test images, with the number of tasks and the training options that suit them by default."""
+    """Training and test samples, with the default number of tasks and default training options."""
 
     name: str
     train: Samples
@@ -44,7 +44,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before it is loaded; `load` returns its training and test images."""
+    """A dataset that is not loaded yet; `load` returns its training and test samples."""
 
     name: str
     description: str
@@ -52,14 +52,14 @@ class DatasetInfo:
     load: Callable[[], tuple[Samples, Samples]]
     tasks: int
     options: Mapping[str, Any] = field(default_factory=dict)
-    official: Official | None = None  # what to look for on the disk; None for one that comes with our packages
+    official: OfficialFiles | None = None  # None for a dataset that comes with an installed package
 
-    def whereabouts(self) -> str:
-        """Where it lies, or that it is not here and what would bring it."""
+    def describe_location(self) -> str:
+        """Return the path of the dataset, or what is needed to get it."""
         if self.official is None:
-            return "here"
-        found = located(self.official)
-        return str(found) if found else f"not here; needs {self.needs}"
+            return "included"
+        path = find_dataset(self.official)
+        return str(path) if path else f"not found; needs {self.needs}"
 
 
 DATASETS: dict[str, DatasetInfo] = {
@@ -71,7 +71,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs="nothing: the images come with scikit-learn",
             load=load_digits,
             tasks=5,
-            # A mirrored or halved digit is another sign. 1,400 images need no wide regression.
+            # A flipped or cut digit is another symbol. 1,400 images need no wide projection.
             options={"epochs": 2, "flip": 0.0, "crop_scale": (0.6, 1.0), "projections": 1000},
         ),
         DatasetInfo(
@@ -94,7 +94,7 @@ DATASETS: dict[str, DatasetInfo] = {
         ),
         DatasetInfo(
             name="cub200",
-            description="11,788 photos of 200 kinds of birds",
+            description="11,788 photos of 200 bird species",
             needs=CUB200.archive,
             load=load_cub200,
             tasks=10,
@@ -114,38 +114,47 @@ DATASETS: dict[str, DatasetInfo] = {
 }
 
 
-def load_dataset(name_or_path: str | Path, seed: int = 0, test_share: float = 0.2) -> Dataset:
-    """A data set by name; a folder of train/ and test/ (or val/) folders; or a folder or CSV file to be split.
+def list_datasets() -> dict[str, DatasetInfo]:
+    """Return the known datasets by name."""
+    return dict(DATASETS)
 
-    "hf:owner/name" is one of the Hugging Face hub. Of a plain class folder or CSV file, `test_share` of each class is held out by
-    `seed` as test images.
-    A name goes before a folder of that name: write "./digits" or a `Path` for the folder.
+
+def load_dataset(name_or_path: str | Path, seed: int = 0, test_share: float = 0.2) -> Dataset:
+    """Load a dataset by name or from a path.
+
+    A path is a folder with train/ and test/ (or val/), a folder of class folders, or a CSV file.
+    "hf:owner/name" is a dataset of the Hugging Face Hub. Of a folder of class folders or a CSV
+    file, `test_share` of each class is held out by `seed` as test images. A name takes precedence
+    over a folder of that name: write "./digits" or a `Path` for the folder.
     """
     if isinstance(name_or_path, str) and name_or_path in DATASETS:
         info = DATASETS[name_or_path]
         train, test = (replace(part, published=True) for part in info.load())
         return Dataset(info.name, train, test, info.tasks, info.options)
     if isinstance(name_or_path, str) and name_or_path.startswith(PREFIX):
-        return _from_hub(name_or_path.removeprefix(PREFIX), seed, test_share)
+        return _load_from_hub(name_or_path.removeprefix(PREFIX), seed, test_share)
     path = Path(name_or_path).expanduser()
     if not path.exists() and path.name == name_or_path and not path.suffix:
-        raise UnknownNameError("data set", path.name, DATASETS)  # a bare word was meant as a name
-    train, test = _divided(path) or _split(read_source(path), str(path), seed, test_share)
+        raise UnknownNameError("dataset", path.name, DATASETS)  # a bare word is meant as a name
+    train, test = _read_splits(path) or _split(read_source(path), str(path), seed, test_share)
     name = path.stem if path.is_file() else path.resolve().name
     return Dataset(name, train, test, min(FOLDER_TASKS, len(train.classes)), {})
 
 
 def download_dataset(name: str, on_progress: Progress | None = None) -> None:
-    """Download and unpack a data set by name, unless it is here; `on_progress` is told the bytes here and in all."""
+    """Download and unpack a dataset unless it exists.
+
+    `on_progress` is called with the received and the total bytes.
+    """
     if name not in DATASETS:
-        raise UnknownNameError("data set", name, DATASETS)
+        raise UnknownNameError("dataset", name, DATASETS)
     official = DATASETS[name].official
     if official is not None:
-        fetch(official, on_progress)
+        fetch_dataset(official, on_progress)
 
 
-def _divided(path: Path) -> tuple[Samples, Samples] | None:
-    """The two parts of a folder that is already divided, or None."""
+def _read_splits(path: Path) -> tuple[Samples, Samples] | None:
+    """Read a folder with train/ and test/ (or val/); return None for any other."""
     test_folder = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
     if test_folder is None or not (path / "train").is_dir():
         return None
@@ -156,7 +165,7 @@ def _divided(path: Path) -> tuple[Samples, Samples] | None:
     return train, test
 
 
-def _from_hub(name: str, seed: int, test_share: float) -> Dataset:
+def _load_from_hub(name: str, seed: int, test_share: float) -> Dataset:
     train, test = load_hugging_face(name)
     if test is None:
         train, test = _split(train, name, seed, test_share)
@@ -168,5 +177,5 @@ def _split(samples: Samples, name: str, seed: int, test_share: float) -> tuple[S
     train, test = hold_out(samples, test_share, seed)
     untested = [label for label in samples.classes if label not in test.classes]
     if untested:
-        raise DataError(f"class '{untested[0]}' of '{name}' has no image to spare for the test; give every class two or more")
+        raise DataError(f"class '{untested[0]}' of '{name}' has no image to spare for testing; give every class two or more")
     return replace(train, skipped=samples.skipped), test

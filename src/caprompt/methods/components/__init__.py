@@ -1,3 +1,3 @@
-"""Parts that several methods share: prompts, heads, adapters, statistics."""
+"""Building blocks shared by several methods: prompts, adapters, heads, statistics, replay."""
 
 from __future__ import annotations

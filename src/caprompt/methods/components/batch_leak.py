@@ -1,12 +1,17 @@
-"""The released programs' reading of prompts, kept for one purpose: to compare with tables that were published with it.
+"""The reshape bug of the released implementations, for comparison with published tables only.
 
-The program that its authors published for CAPrompt, like those of DualPrompt and HiDe-Prompt before it, builds the prompts of a
-batch as (layer, key | value, image, ...) and then *reshapes* them to (layer, image, key | value, ...) without swapping the axes.
-The rows K_0 ... K_{B-1}, V_0 ... V_{B-1} are thereby dealt out two at a time: image b takes number 2 b as its keys and number
-2 b + 1 as its values, whoever they belong to. An image gets its neighbours' prompts, half of a batch gets keys as values and the
-other half values as keys, and only an image alone gets its own. Where a test batch holds one task, task identity leaks.
+The code published for CAPrompt, like that of DualPrompt and HiDe-Prompt before it, builds the
+prompts of a batch as (layer, key | value, image, ...) and then *reshapes* them to (layer, image,
+key | value, ...) without transposing the axes. Of the rows K_0 ... K_{B-1}, V_0 ... V_{B-1}, image
+b then gets row 2 b as its keys and row 2 b + 1 as its values, whichever image they belong to. An
+image gets the prompts of other images, half of the batch gets keys as values and the other half
+values as keys, and only an image alone in its batch gets its own. If a test batch holds one task
+only, task identity leaks.
 
-Nothing here is done unless `protocol="released"` is asked for; `protocols.py` sees to it that what comes out is marked.
+This is used with `protocol="released"` only; `protocols.py` makes sure that such results are
+marked.
+
+Shapes: L prompted layers, B images, n rows, D width.
 """
 
 from __future__ import annotations
@@ -22,15 +27,15 @@ __all__ = ["ReleasedOptions", "mix_batch"]
 
 
 class ReleasedOptions(Options):
-    """For methods whose released program mixes the prompts of a batch."""
+    """Options of methods whose released implementation mixes the prompts of a batch."""
 
     protocol: Literal["honest", "released"] = Field(
-        "honest", description="'released' repeats the leak of the authors' program, only to compare with published tables"
+        "honest", description="'released' reproduces the batch leak of the authors' code, only for comparison with published tables"
     )
 
 
 def mix_batch(rows: Tensor) -> Tensor:
-    """What each image of one batch gets in place of its own rows: (L, 2, B, n, D) -> (L, 2, B, n, D).
+    """Return the rows that each image gets instead of its own: (L, 2, B, n, D) -> (L, 2, B, n, D).
 
     >>> import torch
     >>> keys_and_values = torch.tensor([[0, 1, 2, 3], [10, 11, 12, 13]]).view(1, 2, 4, 1, 1)

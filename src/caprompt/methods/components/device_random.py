@@ -1,7 +1,8 @@
-"""Random numbers inside a training step.
+"""Random integers inside a training step.
 
-A step must not wait for the device, and a stopped call that goes on must draw what it would have drawn. So the numbers are hashed
-from a seed and a counter that are saved with the model; they are the same on every device.
+A captured step must not synchronize with the host, and a resumed call must continue the random
+stream where it stopped. So the values are hashed from a counter that starts at a random seed and is
+saved with the model; they are the same on every device.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from torch import Tensor, nn
 
 __all__ = ["DeviceRandom"]
 
-WORD = 0xFFFFFFFF  # 32 bits
+_MASK = 0xFFFFFFFF  # the lower 32 bits
 
 
 class DeviceRandom(nn.Module):
-    """A counter whose hash is drawn from. Seeded anew for every task."""
+    """A counter-based random generator whose state is a buffer; seeded again for every task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,19 +25,19 @@ class DeviceRandom(nn.Module):
     counter: Tensor
 
     def seed(self, generator: torch.Generator) -> None:
-        """Start anew, where this generator says."""
-        self.counter.copy_(torch.randint(WORD, (), generator=generator))
+        """Set the counter to a random value from `generator`."""
+        self.counter.copy_(torch.randint(_MASK, (), generator=generator))
 
-    def below(self, bound: int, count: int) -> Tensor:
-        """Whole numbers from 0 to `bound` - 1, all equally likely: (count,)."""
-        numbers = self.counter + torch.arange(count, device=self.counter.device)
+    def randint(self, high: int, count: int) -> Tensor:
+        """Draw uniform integers from 0 to `high` - 1: (count,)."""
+        counters = self.counter + torch.arange(count, device=self.counter.device)
         self.counter += count
-        return (hash_words(numbers) * bound) >> 32
+        return (hash_words(counters) * high) >> 32
 
 
-def hash_words(numbers: Tensor) -> Tensor:
-    """32 well mixed bits of each number: multiplications and shifts that spread every bit over all others."""
-    x = numbers & WORD
+def hash_words(counters: Tensor) -> Tensor:
+    """Hash each integer to 32 bits; multiplications and shifts spread every bit over the others."""
+    x = counters & _MASK
     for _ in range(2):
-        x = ((x ^ (x >> 16)) * 0x45D9F3B) & WORD
+        x = ((x ^ (x >> 16)) * 0x45D9F3B) & _MASK
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""Rows that tasks append: what the newest task learns, and what the earlier ones left behind, frozen for good."""
+"""Rows that each task appends to: the newest task's are trained, the earlier ones frozen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["GrowingRows", "orthonormal_rows"]
 
 
 class GrowingRows(nn.Module):
-    """Rows of one shape, some from each task. Only the newest task's are a parameter; the earlier ones are a buffer."""
+    """Rows of one shape from each task: a parameter for the newest, a buffer for the others."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -19,30 +19,31 @@ class GrowingRows(nn.Module):
     earlier: Tensor
 
     def append(self, rows: Tensor) -> None:
-        """Freeze what there is; these rows (n, *shape) are the new task's."""
+        """Freeze the existing rows and add these (n, *shape) as the new task's."""
         self.earlier = self().detach()
         self.newest = nn.Parameter(rows.to(self.earlier))
 
-    def go_on(self, first: Tensor) -> None:
-        """Append rows that start where the newest task's are now; the very first task's start as `first` (n, *shape)."""
+    def append_from_newest(self, first: Tensor) -> None:
+        """Append a copy of the newest task's rows; the first task's are `first` (n, *shape)."""
         self.append(self.newest.detach() if len(self.newest) else first)
 
     def forward(self) -> Tensor:
-        """All rows, the earliest first; the gradient reaches the newest task's."""
+        """Return all rows, the earliest first; only the newest task's get a gradient."""
         return torch.cat([self.earlier, self.newest])
 
 
 def orthonormal_rows(count: int, earlier: Tensor, generator: torch.Generator) -> Tensor:
-    """`count` random unit rows, orthogonal to each other and to the `earlier` rows (M, F), by Gram-Schmidt: (count, F).
+    """Draw random unit rows (count, F) by Gram-Schmidt.
 
-    No more than F rows can be orthogonal. Beyond that, a row is orthogonal to as many of the latest ones as there is room for.
+    They are orthogonal to each other and to the `earlier` rows (M, F). At most F rows can be
+    orthogonal. Beyond that, a row is orthogonal to as many of the latest ones as possible.
     """
     rows = earlier.detach().cpu().double()
     for drawn in torch.randn(count, rows.shape[1], generator=generator).double().split(rows.shape[1]):
         room = rows.shape[1] - len(drawn)
         latest = rows[max(len(rows) - room, 0) :]
-        # The Q of a QR decomposition is what Gram-Schmidt gives, column by column, and is exact where earlier rows are not
-        # orthogonal to each other.
+        # The Q of a QR decomposition equals Gram-Schmidt column by column, and is also correct if
+        # the earlier rows are not orthogonal to each other.
         basis = torch.linalg.qr(torch.cat([latest, drawn]).T).Q  # (F, latest + drawn)
         rows = torch.cat([rows, basis[:, len(latest) :].T])
     return rows[len(earlier) :].to(earlier)

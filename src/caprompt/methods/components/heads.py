@@ -1,8 +1,8 @@
-"""Cosine classifiers: a class is a direction w_c, and an image's logit is how well its feature points that way,
+"""Classifier heads that grow with the classes.
 
-    logit_c(x) = s cos(f(x), w_c).
-
-The directions are learned (`CosineHead`) or are class means (`methods/ncm.py`, `methods/ease.py`).
+    LinearHead     logit_c(x) = w_c . f(x) + b_c, the head of most methods
+    CosineHead     logit_c(x) = s cos(f(x), w_c), with a fixed or a trained scale s
+    PrototypeHead  logit_c(x) = cos(f(x), mean of the features of class c), not trained
 
 Shapes: B images, C classes, D width.
 """
@@ -21,60 +21,61 @@ from torch import Tensor, nn
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.options import Options
 
-__all__ = ["CosineHead", "Head", "LinearHead", "PrototypeHead", "ScoreOptions", "append_rows", "cosines", "linear_init"]
+__all__ = ["CosineHead", "Head", "LinearHead", "LogitScaleOptions", "PrototypeHead", "append_rows", "cosines", "linear_init"]
 
-# Public code starts a learned scale at 1, from where plain SGD brings it to ten or more within the first epoch. Adam's steps are
-# no longer than the learning rate: it would stay near 1, where no image is ever told apart from the others for sure.
-FIRST_SCALE = 10.0
+# Public code initializes a trained scale to 1, and plain SGD brings it to ten or more within the
+# first epoch. The steps of Adam are no larger than the learning rate: the scale would stay near 1,
+# where all class probabilities are nearly equal.
+INITIAL_SCALE = 10.0
 
 
 def linear_init(shape: Sequence[int], inputs: int, generator: torch.Generator) -> Tensor:
-    """First values of weights or biases of neurons with so many inputs, drawn as `nn.Linear` and `nn.Conv2d` draw them."""
+    """Draw initial weights or biases of units with so many inputs, as in `nn.Linear`."""
     bound = inputs**-0.5
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 
 def append_rows(rows: Tensor, count: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """These rows, bit for bit, and behind them new ones, drawn for neurons with so many inputs."""
+    """Return the rows, unchanged, followed by `count` new ones from `linear_init`."""
     return torch.cat([rows.detach(), linear_init((count, *rows.shape[1:]), inputs, generator).to(rows)])
 
 
 class Head(nn.Module, ABC):
-    """A classifier that gets further rows as classes arrive: trained ones, class means, or whatever a method answers with."""
+    """A classifier that grows as classes arrive."""
 
     @abstractmethod
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows; the old ones stay bit for bit."""
+    def grow(self, num_classes: int, generator: torch.Generator) -> None:
+        """Add outputs for new classes; those of old classes stay bit for bit."""
 
 
 class LinearHead(Head):
-    """A linear classifier, the head of most methods."""
+    """A linear classifier."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, width))
         self.bias = nn.Parameter(torch.empty(0))
 
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows drawn as `nn.Linear` draws them."""
+    def grow(self, num_classes: int, generator: torch.Generator) -> None:
+        """Append rows initialized as in `nn.Linear`."""
         width = self.weight.shape[1]
-        self.weight = nn.Parameter(append_rows(self.weight, classes, width, generator))
-        self.bias = nn.Parameter(append_rows(self.bias, classes, width, generator))
+        self.weight = nn.Parameter(append_rows(self.weight, num_classes, width, generator))
+        self.bias = nn.Parameter(append_rows(self.bias, num_classes, width, generator))
 
     def forward(self, features: Tensor) -> Tensor:
-        return nn.functional.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
+        return F.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
 
 
-class ScoreOptions(Options):
-    """For methods whose logits are similarities, which softmax alone would make all but equal probabilities."""
+class LogitScaleOptions(Options):
+    """Options of methods with similarities as logits; their softmax would be nearly uniform."""
 
-    scale: float = Field(20.0, gt=0, description="logits are this times the similarity; says how sure answers look, not which")
+    scale: float = Field(20.0, gt=0, description="factor on the logits; affects scores, not the predicted class")
 
     at_prediction: ClassVar[frozenset[str]] = Options.at_prediction | {"scale"}
 
 
 def cosines(features: Tensor, rows: Tensor) -> Tensor:
-    """The cosine of every feature with every row: (B, D) and (C, D) -> (B, C).
+    """Return the cosine of every feature with every row: (B, D) and (C, D) -> (B, C).
 
     >>> cosines(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
     tensor([[0.6000, 0.8000]])
@@ -83,31 +84,31 @@ def cosines(features: Tensor, rows: Tensor) -> Tensor:
 
 
 class CosineHead(Head):
-    """Learned directions, with a fixed scale or, where none is given, a learned one."""
+    """A cosine classifier with a fixed scale, or a trained one if `scale` is None."""
 
     def __init__(self, width: int, scale: float | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, width))
-        self.scale = nn.Parameter(torch.tensor(FIRST_SCALE)) if scale is None else scale
+        self.scale = nn.Parameter(torch.tensor(INITIAL_SCALE)) if scale is None else scale
 
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Append rows drawn as `nn.Linear` draws them; only their directions count."""
-        self.weight = nn.Parameter(append_rows(self.weight, classes, self.weight.shape[1], generator))
+    def grow(self, num_classes: int, generator: torch.Generator) -> None:
+        """Append rows initialized as in `nn.Linear`; only their directions matter."""
+        self.weight = nn.Parameter(append_rows(self.weight, num_classes, self.weight.shape[1], generator))
 
     def forward(self, features: Tensor) -> Tensor:
         return self.scale * cosines(features, self.weight)  # (B, D) -> (B, C)
 
 
 class PrototypeHead(Head):
-    """A row per class that is never trained: the mean of the class's features."""
+    """A nearest-class-mean classifier: the cosine with the mean feature of each class."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.statistics = Statistics(width)
 
-    def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Room for further means."""
-        self.statistics.grow(classes)
+    def grow(self, num_classes: int, generator: torch.Generator) -> None:
+        """Add empty means for new classes."""
+        self.statistics.grow(num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         return cosines(features, self.statistics.mean)  # (B, D) -> (B, C)

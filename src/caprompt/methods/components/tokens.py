@@ -1,4 +1,7 @@
-"""Prompt tokens: rows put in front of a block's input, shared by the methods that use them."""
+"""Prompt tokens: rows prepended to the input tokens of a block.
+
+Shapes: L prompted layers, B images, n tokens, D width.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ __all__ = ["Tokens"]
 
 
 class Tokens(Adaptation):
-    """Rows for each image of a batch in front of some layers' input, where they stay: `rows` is (L, B, n, D).
+    """Tokens prepended for each image at some layers: `rows` is (L, B, n, D).
 
-    They have no position embedding, so their order, and whether they stand before or behind the class token, changes nothing.
+    They remain for all later layers. They have no position embedding, so neither their order nor
+    their position relative to the class token matters.
     """
 
     def __init__(self, rows: Tensor, layers: Sequence[int]) -> None:

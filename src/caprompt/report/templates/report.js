@@ -1,28 +1,28 @@
 "use strict";
 (function () {
-  // The theme: automatic, dark, light, in turn. Where the browser remembers nothing, it is automatic again next time.
+  // The button cycles through the themes automatic, dark and light; without local storage the next visit is automatic again.
   const themes = ["automatic", "dark", "light"];
   const button = document.getElementById("theme");
-  function remembered() { try { return localStorage.getItem("caprompt-theme"); } catch (error) { return null; } }
-  function remember(theme) { try { localStorage.setItem("caprompt-theme", theme); } catch (error) { /* allowed to fail */ } }
+  function readTheme() { try { return localStorage.getItem("caprompt-theme"); } catch (error) { return null; } }
+  function saveTheme(theme) { try { localStorage.setItem("caprompt-theme", theme); } catch (error) { /* allowed to fail */ } }
   function show(theme) {
     if (theme === "automatic") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     button.textContent = "theme: " + theme;
   }
-  let theme = themes.includes(remembered()) ? remembered() : "automatic";
+  let theme = themes.includes(readTheme()) ? readTheme() : "automatic";
   show(theme);
   button.hidden = false;
   button.addEventListener("click", function () {
     theme = themes[(themes.indexOf(theme) + 1) % themes.length];
     show(theme);
-    remember(theme);
+    saveTheme(theme);
   });
 
-  // Tables that can be sorted: numbers by value, words as people order them; the same column again turns the order round.
+  // Sortable tables: numbers by value, text in natural order; clicking the same column again reverses the order.
   function number(text) {
-    const found = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?(e[+-]?\d+)?/);
-    return found ? Number(found[0]) : NaN;
+    const match = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?(e[+-]?\d+)?/);
+    return match ? Number(match[0]) : NaN;
   }
   function compare(one, other) {
     const a = number(one), b = number(other);
@@ -49,7 +49,7 @@
     });
   }
 
-  // On paper everything is open.
+  // Open all details for printing, and close them again afterwards.
   let closed = [];
   addEventListener("beforeprint", function () {
     closed = Array.from(document.querySelectorAll("details:not([open])"));

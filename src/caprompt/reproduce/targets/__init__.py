@@ -1,3 +1,3 @@
-"""What can be reproduced: tables and figures of the paper, one family a file."""
+"""The tables and figures that can be reproduced, one family a file."""
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""The target `comparison`: every method here under the same budget, with what each of them keeps and costs.
+"""The target `comparison`: every method under the same budget, with its storage and cost.
 
-No table of the paper has this; its own compare figures of ten programs with different backbones, splits and metrics.
+The paper has no such table; its tables compare results of ten codebases with different backbones, splits and metrics.
 """
 
 from __future__ import annotations
 
 import json
 
-from caprompt.metrics import MeanStd, mean_std
+from caprompt.metrics import METRICS, MeanStd, mean_std
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
-from caprompt.reproduce.plots import dots
+from caprompt.reproduce.plots import plot_dots
 from caprompt.reproduce.scales import backbone_title
 from caprompt.reproduce.tables import Column, Entry, ResultTable
 from caprompt.reproduce.targets.accuracy_tables import PROMPT_METHODS
 
 __all__ = ["ROWS", "SPEED_FILE", "TARGETS"]
 
-#: From the cheapest to the dearest kind: nothing trained, no protection, prompts, other adaptations, ours, upper bounds.
+#: From the cheapest kind to the most expensive: nothing trained, no protection, prompts, other adaptations, ours, upper bounds.
 ROWS = (
     Row("nearest class mean", "ncm"),
     Row("ridge, frozen", "ranpac", options={"adapt_first": False}),
@@ -37,62 +37,53 @@ ROWS = (
     Row("joint CAPrompt with ridge", options={"classifier": "ridge", "joint": True}),
     Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
 )
-METRICS = {
-    "ACC": "ACC",
-    "pooled": "pooled",
-    "AF": "AF",
-    "learning_accuracy": "when learned",
-    "average_incremental_accuracy": "incremental",
-    "task_identification": "task found",
-}
+COMPARED_METRICS = ("ACC", "pooled", "AF", "learning_accuracy", "average_incremental_accuracy", "task_identification")
 COSTS = {"numbers": ("trained, thousands", 1e3, 1), "bytes_per_class": ("kB a class", 1e3, 1), "mean_passes": ("passes", 1.0, 0)}
 SPEEDS = {
     "training_images_per_second": ("trained images/s", 0),
     "rest_seconds": ("rest, s", 1),
-    "prediction_images_per_second": ("answers/s", 0),
+    "prediction_images_per_second": ("predictions/s", 0),
 }
-SPEED_FILE = "speeds.json"  # beside the cells; cells that share a device do not tell how fast a method is
+SPEED_FILE = "speeds.json"  # beside the cells; timings of cells that share a device are not comparable
 NOTES = (
-    "Same backbone, pictures, class order, epochs and batches for every method (preset 'budget'); joint training sees all classes "
-    "at once, joint fine-tuning for 8 epochs, and is no class-incremental learning but its upper bound (joint prompts are that of "
-    "rows alone that have one set of prompts and a trained head as well, joint CAPrompt, of one task, that of one set with a "
-    "regression). RanPAC trains on the first task alone; the row of 20 "
-    "epochs is as long as its authors train there",
-    "ACC is the mean over tasks after the last one, pooled the share of all images, AF what tasks have lost since their best, "
-    "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task found' the share of "
-    "images whose answer is a class of the right task; 'trained' is what training has set and the model still needs, 'kB a class' "
-    "all else that it keeps (statistics, sums, earlier features), by the number of classes; passes are those of the backbone per "
-    "image at prediction",
+    "Same backbone, images, class order, epochs and batches for every method (preset 'budget'). Joint training learns all classes "
+    "at once (joint fine-tuning for 8 epochs) and is not class-incremental but an upper bound: joint prompts bound only the rows "
+    "with one set of prompts and a trained head, joint CAPrompt, with a single task, those with one set and a regression. RanPAC "
+    "trains on the first task only; its row of 20 epochs trains as long as its authors do",
+    "ACC is the mean over tasks after the last one, pooled the accuracy over all images, AF the mean drop from a task's best, "
+    "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task identified' the "
+    "share of images whose likeliest task is the right one; 'trained' counts trained parameters that the model still needs, "
+    "'kB a class' is everything else it stores (statistics, sums, earlier features) divided by the number of classes; passes "
+    "are backbone passes per image at prediction",
 )
 SPEED_NOTE = (
-    "Speeds are of each method alone on the device, in the last of ten tasks (benchmarks/methods.py); 'rest' is what a task takes "
-    "beside its epochs"
+    "Speeds are of each method alone on the device, in the last of ten tasks (benchmarks/methods.py); 'rest' is the time of a task "
+    "outside its epochs"
 )
 
 
-def comparison(evidence: Evidence) -> Presentation:
-    """A line for each method, a block for each data set that has been run."""
-    fast = speeds(evidence)
-    columns = [Column("", heading) for heading in METRICS.values()]
+def present_comparison(evidence: Evidence) -> Presentation:
+    """Present a line for each method in a block for each dataset that has been run."""
+    speeds = _read_speeds(evidence)
+    columns = [Column("", METRICS[name].label) for name in COMPARED_METRICS]
     columns += [Column("", heading, digits) for heading, _, digits in COSTS.values()]
-    columns += [Column("", heading, digits) for heading, digits in SPEEDS.values()] if fast else []
+    columns += [Column("", heading, digits) for heading, digits in SPEEDS.values()] if speeds else []
 
     def entries(row: Row, dataset: str) -> list[Entry]:
-        metrics = [evidence.metric(row, dataset, name) for name in METRICS]
-        speed = [MeanStd(found) if (found := fast.get(row.label, {}).get(name)) else "" for name in SPEEDS]
-        return [*metrics, *(cost(evidence, row, dataset, name) for name in COSTS), *(speed if fast else [])]
+        metrics = [evidence.compute_metric(row, dataset, name) for name in COMPARED_METRICS]
+        speed = [MeanStd(value) if (value := speeds.get(row.label, {}).get(name)) else "" for name in SPEEDS]
+        return [*metrics, *(_compute_cost(evidence, row, dataset, name) for name in COSTS), *(speed if speeds else [])]
 
-    notes = (*NOTES, *([SPEED_NOTE] if fast else []), *evidence.notes())
-    sheet = ResultTable(
-        evidence.target.title, ("data set", "method"), tuple(columns), evidence.blocks(len(columns), entries), notes
-    )
-    picture = dots(sheet)
-    return Presentation(sheet, {"": picture} if picture else {})
+    notes = (*NOTES, *([SPEED_NOTE] if speeds else []), *evidence.notes())
+    lines = evidence.build_lines(len(columns), entries)
+    table = ResultTable(evidence.target.title, ("data set", "method"), tuple(columns), lines, notes)
+    plot = plot_dots(table)
+    return Presentation(table, {"": plot} if plot else {})
 
 
-def speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
-    """What benchmarks/methods.py found with this backbone, by the labels of rows; nothing if it did not run."""
-    path = evidence.home / SPEED_FILE
+def _read_speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
+    """Return the results of benchmarks/methods.py with this backbone, by row label; empty if there are none."""
+    path = evidence.cells_dir / SPEED_FILE
     if not path.is_file():
         return {}
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -101,10 +92,12 @@ def speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
     return rows
 
 
-def cost(evidence: Evidence, row: Row, dataset: str, name: str) -> Entry:
-    """One of the costs, in the column's unit."""
-    found, (_, unit, _) = evidence.found(row, dataset, costs), COSTS[name]
-    return found if isinstance(found, str) else mean_std([each[name] / unit for each in found])
+def _compute_cost(evidence: Evidence, row: Row, dataset: str, name: str) -> Entry:
+    """Return one of the costs, in the column's unit."""
+    results, (_, unit, _) = evidence.read_measures(row, dataset, costs), COSTS[name]
+    return results if isinstance(results, str) else mean_std([each[name] / unit for each in results])
 
 
-TARGETS = (Target("comparison", "Every method under the same budget", ROWS, comparison, measures=(costs,), preset="budget"),)
+TARGETS = (
+    Target("comparison", "Every method under the same budget", ROWS, present_comparison, measures=(costs,), preset="budget"),
+)

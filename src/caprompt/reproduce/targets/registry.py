@@ -1,4 +1,4 @@
-"""What can be reproduced, by name. To add a target: one more `Target` in the file of its family."""
+"""The targets by name. To add one, add a `Target` to the file of its family."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TARGETS: dict[str, Target] = {target.name: target for family in FAMILIES for tar
 
 
 def select_targets(names: tuple[str, ...]) -> list[Target]:
-    """The targets of these names, each once; "all" stands for every one.
+    """Return the targets of these names, each once; "all" selects every target.
 
     >>> [target.name for target in select_targets(("theorem", "table3"))]
     ['theorem', 'table3']
     """
-    wanted = dict.fromkeys(TARGETS if ALL in names else names)
-    for name in wanted:
+    selected = dict.fromkeys(TARGETS if ALL in names else names)
+    for name in selected:
         if name not in TARGETS:
             raise UnknownNameError("target", name, [*TARGETS, ALL])
-    return [TARGETS[name] for name in wanted]
+    return [TARGETS[name] for name in selected]

@@ -1,0 +1,166 @@
+"""Write the tables of results/speed/*.json into docs/performance.md, between `<!-- NAME -->` and `<!-- end -->`.
+
+    python tools/performance_page.py                 # after any of the benchmarks; without new results nothing changes
+
+Benchmarks print their own table with the same functions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "results" / "speed", ROOT / "docs" / "performance.md"
+
+
+def format_table(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table, the first column aligned to the left.
+
+    >>> print(format_table(["a", "b"], [["x", "1"]]))
+    | a | b |
+    |---|--:|
+    | x | 1 |
+    """
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"|{'|'.join(line)}|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)
+
+
+def format_conditions(result: dict[str, Any]) -> str:
+    """Return date, machine and versions, and the measured peak rates of the device."""
+    machine = "{device}, torch {torch}, Python {python}".format(**result["environment"])
+    peak = result.get("ceilings")
+    on_gpu = result["environment"]["device"].startswith("cuda")
+    matmul = f"{peak['matrix_tflops']:.{0 if on_gpu else 2}f} TFLOP/s {'bf16' if on_gpu else 'fp32'}" if peak else ""
+    peaks = f"; peak rates {matmul}, {peak['copy_tb_per_s']:.2f} TB/s" if peak else ""
+    return f"{result['date']}, {machine}{peaks}."
+
+
+def format_train_step(result: dict[str, Any]) -> str:
+    """Return speed, memory and error of each variant of the training step."""
+    heads = ["step", "batch", "images/s", "ms", "GB", "of peak", "loss error", "gradient error"]
+    rows = []
+    for row in result["rows"]:
+        errors = [f"{row[key]:.1e}" if key in row else "" for key in ("loss_error", "gradient_error")]
+        speed = [str(row["batch"]), f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}", f"{row['gb']:.2f}"]
+        rows.append([row["variant"], *speed, f"{row['share_of_ceiling']:.0%}", *errors])
+    return _with_profile(format_table(heads, rows), result)
+
+
+def format_prediction(result: dict[str, Any]) -> str:
+    """Return speed and memory of each variant of prediction."""
+    rows = [
+        [
+            row["variant"],
+            str(row["batch"]),
+            *(f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}", f"{row['gb']:.2f}", f"{row['share_of_ceiling']:.0%}"),
+        ]
+        for row in result["rows"]
+    ]
+    return _with_profile(format_table(["prediction", "batch", "images/s", "ms", "GB", "of peak"], rows), result)
+
+
+def _with_profile(table: str, result: dict[str, Any]) -> str:
+    """Return the table, followed by the time of each kind of kernel where the profiler has run."""
+    heads, rows = ["variant", "batch", "kernels", "matmuls, ms", "attention, ms", "other, ms"], []
+    for row in result["rows"]:
+        if spent := row.get("where"):
+            parts = [f"{spent[kind]:.2f}" for kind in ("products", "attention", "else")]
+            rows.append([row["variant"], str(row["batch"]), f"{spent['kernels']:.0f}", *parts])
+    return f"{table}\n\n{format_table(heads, rows)}" if rows else table
+
+
+def format_epoch(result: dict[str, Any]) -> str:
+    """Return the speed of an epoch from files against the bare step."""
+    rows = [
+        [str(row["batch"]), f"{row['epoch_images_per_s']:,.0f}", f"{row['step_images_per_s']:,.0f}", f"{row['share']:.0%}"]
+        for row in result["rows"]
+    ]
+    return format_table(["batch", "epoch from files, images/s", "bare step, images/s", "share"], rows)
+
+
+def format_growth(result: dict[str, Any]) -> str:
+    """Return times of step and prediction by tasks and classes, and the size of class statistics."""
+    rows = [
+        [str(row["tasks"]), f"{row['classes']:,}", f"{row['step_ms']:.2f}", f"{row['prediction_ms']:.2f}"]
+        for row in [*result["by_tasks"], *result["by_classes"]]
+    ]
+    sizes = [[kind, f"{size:,}", f"{size / 1e5:.2f} GB"] for kind, size in result["bytes_per_class"].items()]
+    alignment = result["alignment"]
+    return "\n\n".join(
+        [
+            format_table(["tasks", "classes", "step, ms", "prediction, ms"], rows),
+            f"Alignment of {alignment['classes']} classes, width {alignment['width']}: {alignment['seconds']:.1f} s.",
+            format_table(["statistics", "bytes a class", "10,000 classes"], sizes),
+        ]
+    )
+
+
+def format_cpu_step(result: dict[str, Any]) -> str:
+    """Return the training step on a CPU against the plain one in the same run."""
+    plain = next(iter(result["seconds"].values()))
+    rows = [
+        [
+            name,
+            f"{1e3 * seconds:.0f}",
+            f"{result['batch'] / seconds:.0f}",
+            f"{plain / seconds:.2f} x",
+            f"{result['shares'][name]:.0%}",
+        ]
+        for name, seconds in result["seconds"].items()
+    ]
+    return format_table(["step", "ms", "images/s", "against plain", "of peak"], rows)
+
+
+def format_invariance(result: dict[str, Any]) -> str:
+    """Return how labels and probabilities in batches differ from those of single images."""
+    heads = ["precision", "batch", "rounding", "labels unlike alone before fp32", "bound", "repeated in fp32"]
+    heads += ["labels unlike alone", "difference", "labels unlike fp32", "difference"]
+    rows = []
+    for row in result["rows"]:
+        first = [f"{row['rounding']:.2f}", str(row["labels_first"]), f"{row['bound']:.2f}", f"{row['again_percent']:.1f} %"]
+        against = [f"{row[f'{what}_{other}']:.2g}" for other in ("alone", "fp32") for what in ("labels", "difference")]
+        rows.append([row["precision"], str(row["batch"]), *first, *against])
+    return f"{format_table(heads, rows)}\n\n{result['images']:,} images."
+
+
+def format_precision(result: dict[str, Any]) -> str:
+    """Return the accuracies of the same runs in half and in full precision."""
+    heads = ["precision", "seed", "ACC", "AF", "task identified", "learning, s"]
+    rows = []
+    for row in result["rows"]:
+        accuracies = [f"{row[name]:.2f}" for name in ("ACC", "AF", "task_identification")]
+        rows.append([row["precision"], str(row["seed"]), *accuracies, f"{row['seconds']:.0f}"])
+    return f"{format_table(heads, rows)}\n\nBackbone {result['backbone']}, {result['images_per_class']} images of each class."
+
+
+FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "train_step": format_train_step,
+    "prediction": format_prediction,
+    "epoch": format_epoch,
+    "growth": format_growth,
+    "cpu_step": format_cpu_step,
+    "invariance": format_invariance,
+    "precision": format_precision,
+}
+
+
+def fill_page(text: str, results: Path = RESULTS) -> str:
+    """Return the page with every marked part replaced by the table of its file."""
+
+    def format_part(match: re.Match[str]) -> str:
+        name, path = match[1], results / f"{match[1]}.json"
+        if not path.is_file():
+            return f"<!-- {name} -->\nNot measured yet.\n<!-- end -->"
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return f"<!-- {name} -->\n{FORMATTERS[name](result)}\n\n{format_conditions(result)}\n<!-- end -->"
+
+    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", format_part, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"saved {PAGE}")
