@@ -154,10 +154,10 @@ def test_in_full_precision_nothing_is_asked_twice() -> None:
     made, images = rounding(torch.float32), torch.zeros(3, 3, TINY.image_size, TINY.image_size)
     predictor = Predictor(made, 3)
     assert predictor(images).passes.tolist() == [4, 4, 4]
-    assert not predictor.exact
+    assert not predictor.float32_predictors
 
 
 def test_few_images_are_asked_again_in_a_small_batch() -> None:
     predictor = Predictor(rounding(torch.bfloat16), 64)
     assert [predictor.float32_predictor(count).size for count in (1, 5, 8, 31)] == [1, 8, 8, 32]
-    assert len(predictor.exact) == 3
+    assert len(predictor.float32_predictors) == 3

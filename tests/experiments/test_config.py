@@ -18,7 +18,7 @@ def test_flat_settings_become_a_run() -> None:
 
 def test_methods_without_a_leaking_program_are_honest() -> None:
     assert build_run_config({"method": "sequential-prompt", "protocol": "honest"}).options == {}
-    with pytest.raises(OptionError, match="sequential-prompt is always honest; the protocol 'released' is there for: caprompt"):
+    with pytest.raises(OptionError, match="sequential-prompt is always honest; protocol 'released' exists for: caprompt"):
         build_run_config({"method": "sequential-prompt", "protocol": "released"})
     with pytest.raises(OptionError, match="option 'protocol' of caprompt cannot be 'lax'"):
         build_run_config({"protocol": "lax"})

@@ -9,7 +9,7 @@ from caprompt.experiments.data_warnings import duplicate_warning, pretraining_la
 
 def test_repeated_images() -> None:
     assert duplicate_warning(0, 100) is None
-    assert duplicate_warning(3, 1000) == "3 of the 1,000 test images are among the training images too"
+    assert duplicate_warning(3, 1000) == "3 of the 1,000 test images are also among the training images"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_no_known_backbone_is_left_out_above() -> None:
 
 def test_only_what_is_certain_is_said() -> None:
     supervised = "vit_base_patch16_224.orig_in21k"
-    assert "labels of ImageNet-21k, and ImageNet-R's classes" in (pretraining_warning(supervised, "imagenet-r") or "")
+    assert "labels of ImageNet-21k, which include the classes of ImageNet-R" in (pretraining_warning(supervised, "imagenet-r") or "")
     assert "Tiny-ImageNet's classes" in (pretraining_warning("deit_tiny_patch16_224", "tiny-imagenet") or "")
     assert "through its teacher" in (pretraining_warning(DEFAULT_BACKBONE, "tiny-imagenet") or "")
     for dataset in ("cifar100", "cub200", "digits", "photos/imagenet-r", ""):

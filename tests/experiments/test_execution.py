@@ -91,7 +91,7 @@ def test_stopped_and_resumed_is_the_same_run(config: RunConfig, tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         run_experiment(config, tmp_path / "stopped", callbacks=stop)
     assert not RunResult.load(tmp_path / "stopped").finished
-    with pytest.raises(InputError, match="--resume"):
+    with pytest.raises(InputError, match="resume=True"):
         run_experiment(config, tmp_path / "stopped")
     resumed = run_experiment(config, tmp_path / "stopped", resume=True)
     assert resumed.matrix == straight.matrix
@@ -130,7 +130,7 @@ def test_pictures_that_cannot_be_read_are_found_before_anything_is_written(confi
 def test_validation_needs_an_image_of_every_class_to_spare(config: RunConfig, tmp_path: Path) -> None:
     for picture in sorted((Path(config.dataset) / "train" / "cyan").iterdir())[1:]:
         picture.unlink()
-    with pytest.raises(DataError, match="class 'cyan' has no image to spare"):
+    with pytest.raises(DataError, match="class 'cyan' has too few images"):
         run_experiment(config.model_copy(update={"validation": 0.3}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -175,7 +175,7 @@ def test_the_curve_of_a_leaking_run_has_a_title(config: RunConfig, tmp_path: Pat
         config.model_copy(update={"options": {**QUICK, "protocol": "released", "classifier": "aligned"}}), tmp_path / "released"
     )
     assert titles[0] == ""
-    assert "RELEASED" in titles[1]
+    assert "released" in titles[1]
 
 
 def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_joint_run_learns_all_at_once_and_tells_by_task(config: RunConfig, tmp
 
 
 def test_a_joint_run_has_no_task_to_give_away() -> None:
-    with pytest.raises(OptionError, match="'joint' of run cannot be 'True': .*no task to give away"):
+    with pytest.raises(OptionError, match="'joint' of run cannot be 'True': .*give_task has no meaning"):
         validate_options(RunConfig, {"joint": True, "give_task": True}, owner="run")
 
 

@@ -122,7 +122,7 @@ def test_damaged_cells_are_told_of_and_not_run_over(config: RunConfig, tmp_path:
         run_grid([cell], tmp_path)
     path.write_text(text)
     (tmp_path / cell.name / "number_of_classes.json").write_text("{")
-    with pytest.raises(ModelFolderError, match="remove it, and the same command measures again"):
+    with pytest.raises(ModelFolderError, match="remove it and run the same command again"):
         read_measure(tmp_path / cell.name, number_of_classes)
     (tmp_path / cell.name / "run.json").write_text("{}")
     with pytest.raises(ModelFolderError, match="another version of caprompt"):
@@ -242,12 +242,12 @@ def is_gone(group: int, patience: float = 20.0) -> bool:
 def test_ctrl_c_waits_while_a_child_is_started() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with grid._undisturbed():
+        with grid._interrupt_deferred():
             os.kill(os.getpid(), signal.SIGINT)
             steps.append("started")
         steps.append("never")
     assert steps == ["started"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with grid._undisturbed():
+    with grid._interrupt_deferred():
         steps.append("undisturbed")
     assert steps[-1] == "undisturbed"

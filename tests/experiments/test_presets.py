@@ -215,5 +215,5 @@ def test_default_is_the_options_own_defaults() -> None:
 def test_unknown_presets_and_methods() -> None:
     with pytest.raises(UnknownNameError, match="there are: budget, default, paper"):
         load_preset("papr", "caprompt", "digits", SUPERVISED)
-    with pytest.raises(InputError, match="says nothing of sequential-prompt"):
+    with pytest.raises(InputError, match="has no settings for sequential-prompt"):
         load_preset("paper", "sequential-prompt", "digits", SUPERVISED)
