@@ -1,4 +1,4 @@
-"""Shared by tests of grids and reproductions: fake finished cells."""
+"""Fake finished cells, for tests of grids and reproductions."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ TASKS = [["zero", "one"], ["two"], ["three"]]
 
 
 def write_fake_cell(cell: Cell, cells_dir: Path, accuracy: float = 60.0) -> None:
-    """Write the files of a finished cell, without a model; accuracies follow from a number and the seed."""
+    """Write the files of a finished cell, without a model; accuracies follow from `accuracy` and the seed."""
     folder = cells_dir / cell.name
     folder.mkdir(parents=True)
     seed, options = cell.config.seed, get_method(cell.config.method).options_class(**cell.config.options)
     config = cell.config.model_dump(mode="json")
-    rules = describe_protocol(options, cell.config.give_task)
-    document: dict[str, Any] = {**{part: {} for part in PLANNED}, "config": config, "tasks": TASKS, "protocol": rules}
+    protocol = describe_protocol(options, cell.config.give_task)
+    document: dict[str, Any] = {**{key: {} for key in PLANNED}, "config": config, "tasks": TASKS, "protocol": protocol}
     (folder / "run.json").write_text(json.dumps(document))
     rows = [
         TaskResult(tuple(accuracy + seed + 10 * task - step for task in range(step + 1)), (4,) * (step + 1), 70.0, 2.0, 1.5)
         for step in range(3)
     ]
-    RunResult(folder, TASKS, rows, rules).save()
+    RunResult(folder, TASKS, rows, protocol).save()
     for measure in cell.measures:
         (folder / f"{measure.__name__}.json").write_text(json.dumps(make_fake_measures(cell)[measure.__name__]))
 
 
 def make_fake_measures(cell: Cell) -> Mapping[str, Any]:
-    """Return a result for each measure."""
+    """Return a fake result of each measure, by its name."""
     seed = cell.config.seed
     theorem = {"E1": 0.5, "E2": 0.6 + seed, "chosen": 0.7, "own": 0.4, "margin": 0.01, "margin_holds": 75.0, "margin_gains": 50.0}
     theorem |= {"delta": -0.01, "delta_holds": 80.0, "delta_newest": -0.02, "delta_holds_newest": 90.0}
@@ -66,7 +66,7 @@ def make_fake_measures(cell: Cell) -> Mapping[str, Any]:
 
 
 def make_fake_evidence(target: str, cells_dir: Path, protocol: str = "honest", seeds: int = 2) -> Evidence:
-    """Return a target at scale tiny with all its cells written."""
+    """Return the evidence of a target at scale tiny, with all its cells written."""
     evidence, cells = plan_target(TARGETS[target], get_scale("tiny", seeds=seeds), cells_dir, protocol)
     for number, cell in enumerate(cells):
         if not (cells_dir / cell.name).exists():

@@ -1,4 +1,4 @@
-"""Helpers of the tests: image folders of colored squares, and ways to run a command."""
+"""Test helpers: image folders, quick options, and functions that run a command."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def quick_options(method: str) -> dict[str, object]:
     return dict(get_method(method).check_options)
 
 
-def faint(classes: Sequence[int], each: int, seed: int) -> tuple[list[NDArray[np.uint8]], list[str]]:
-    """(images, labels), shuffled, of coarse patterns that hardly show in noise: an image alone does not tell its task."""
-    noise = np.random.default_rng(seed)
+def make_faint_images(classes: Sequence[int], each: int, seed: int) -> tuple[list[NDArray[np.uint8]], list[str]]:
+    """Return shuffled (images, labels) of coarse patterns in strong noise: a single image hardly shows its task."""
+    rng = np.random.default_rng(seed)
     images: list[NDArray[np.uint8]] = []
     for number in classes:
         pattern = np.random.default_rng(1000 + number).normal(0, 20, (4, 4, 3)).repeat(4, axis=0).repeat(4, axis=1)
-        images += [np.clip(128 + pattern + noise.normal(0, 40, pattern.shape), 0, 255).astype(np.uint8) for _ in range(each)]
-    labels, order = [f"c{number}" for number in classes for _ in range(each)], noise.permutation(len(images))
+        images += [np.clip(128 + pattern + rng.normal(0, 40, pattern.shape), 0, 255).astype(np.uint8) for _ in range(each)]
+    labels, order = [f"c{number}" for number in classes for _ in range(each)], rng.permutation(len(images))
     return [images[i] for i in order], [labels[i] for i in order]
 
 
-#: A model of `faint` pictures trained like this shows the released programs' leak.
+#: Options with which a model of `make_faint_images` shows the batch leak of the released code.
 LEAKY = {
     "protocol": "released",
     "classifier": "aligned",
@@ -57,28 +57,28 @@ LEAKY = {
 }
 
 
-def write_squares(folder: Path, colours: Sequence[str], each: int = 5, start: int = 0) -> Path:
-    """Squares as a folder per class of PNG files."""
-    return write_pictures(folder, *squares(colours, each, start), start)
+def write_squares(folder: Path, colors: Sequence[str], each: int = 5, start: int = 0) -> Path:
+    """Write colored squares as PNG files, a sub-folder per class."""
+    return write_images(folder, *squares(colors, each, start), start)
 
 
-def write_pictures(folder: Path, images: Sequence[NDArray[np.uint8]], labels: Sequence[str], start: int = 0) -> Path:
-    """A folder per class of PNG files, numbered from `start`."""
+def write_images(folder: Path, images: Sequence[NDArray[np.uint8]], labels: Sequence[str], start: int = 0) -> Path:
+    """Write images as PNG files numbered from `start`, a sub-folder per class."""
     for image, label in zip(images, labels, strict=True):
-        place = folder / label
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(place / f"{start + len(list(place.iterdir())):03d}.png")
+        class_folder = folder / label
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(class_folder / f"{start + len(list(class_folder.iterdir())):03d}.png")
     return folder
 
 
 def caprompt(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Type a command, in a process of its own."""
+    """Run a command in a new process."""
     words = [sys.executable, "-m", "caprompt", *map(str, arguments)]
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
 
 
-def caprompt_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The same within this process, which saves the seconds that importing torch takes."""
+def caprompt_in_process(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which saves the seconds that importing torch takes."""
     words, before = [str(argument) for argument in arguments], Path.cwd()
     stdout, stderr = io.StringIO(), io.StringIO()
     status: object = None
@@ -86,26 +86,26 @@ def caprompt_here(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr):
             main(words)
-    except SystemExit as ended:
-        status = ended.code
+    except SystemExit as error:
+        status = error.code
     finally:
         os.chdir(before)
     assert isinstance(status, int)
     return subprocess.CompletedProcess(words, status, stdout.getvalue(), stderr.getvalue())
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder and what is in it."""
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def assert_refused(place: Path, words: Sequence[object], sentence: str, command: Command = caprompt) -> None:
-    """Exit 2, one sentence on stderr that says this, no traceback, and not a byte changed on disk."""
-    before = tree(place)
-    done = command(*words, cwd=place)
+def assert_refused(folder: Path, words: Sequence[object], sentence: str, command: Command = caprompt) -> None:
+    """Check that a command exits with 2, prints one line with this sentence to stderr, and changes no file."""
+    before = read_tree(folder)
+    done = command(*words, cwd=folder)
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("caprompt: ")
     assert sentence in lines[0]
-    assert tree(place) == before
+    assert read_tree(folder) == before

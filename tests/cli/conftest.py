@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import caprompt_here, write_backbone, write_squares
+from helpers import caprompt_in_process, write_backbone, write_squares
 
 #: Flags that make training quick.
 QUICK_FLAGS = (
@@ -34,7 +34,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_backbone(folder / "tiny.safetensors")
     write_squares(folder / "week1", ["red", "green"])
     write_squares(folder / "test", ["red", "green"], each=3, start=60)
-    done = caprompt_here("learn", "pets", "week1", "--backbone", "tiny.safetensors", *QUICK_FLAGS, cwd=folder)
+    done = caprompt_in_process("learn", "pets", "week1", "--backbone", "tiny.safetensors", *QUICK_FLAGS, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 

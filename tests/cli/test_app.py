@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import assert_refused, caprompt, caprompt_here
+from helpers import assert_refused, caprompt, caprompt_in_process
 
 from caprompt import ContinualClassifier, checkpoint
 from caprompt.cli import app
@@ -17,9 +17,9 @@ from caprompt.errors import InputError
 
 
 def test_help_shows_examples(tmp_path: Path) -> None:
-    assert "caprompt learn pets photos/week1" in caprompt_here("--help", cwd=tmp_path).stdout
+    assert "caprompt learn pets photos/week1" in caprompt_in_process("--help", cwd=tmp_path).stdout
     for command in ("run", "learn", "predict", "evaluate"):
-        assert f"caprompt {command} " in caprompt_here(command, "--help", cwd=tmp_path).stdout.split("Examples:")[1]
+        assert f"caprompt {command} " in caprompt_in_process(command, "--help", cwd=tmp_path).stdout.split("Examples:")[1]
 
 
 def test_real_process_exits_with_status_2_on_bad_input(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_errors_of_the_library_name_flags(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise InputError("continue it with resume=True")
 
     monkeypatch.setattr(app, "app", fail)
-    done = caprompt_here("learn", cwd=tmp_path)
+    done = caprompt_in_process("learn", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "caprompt: continue it with --resume\n")
 
 
@@ -48,7 +48,7 @@ def test_keyboard_interrupt_exits_with_status_130(monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "app", interrupt)
-    done = caprompt_here("learn", cwd=tmp_path)
+    done = caprompt_in_process("learn", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "caprompt: Stopped.\n")
 
 
@@ -86,14 +86,14 @@ def test_keyboard_interrupt_exits_with_status_130(monkeypatch: pytest.MonkeyPatc
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_arguments(workspace: Path, words: list[object], sentence: str) -> None:
-    assert_refused(workspace, words, sentence, caprompt_here)
+    assert_refused(workspace, words, sentence, caprompt_in_process)
 
 
 def test_bad_toml(workspace: Path) -> None:
     (workspace / "bad.toml").write_text("epochs = = 3")
-    assert_refused(workspace, ["run", "--config", "bad.toml"], "'bad.toml' is not valid TOML", caprompt_here)
+    assert_refused(workspace, ["run", "--config", "bad.toml"], "'bad.toml' is not valid TOML", caprompt_in_process)
     (workspace / "bad.toml").write_text("epoch = 3")
-    assert_refused(workspace, ["run", "--config", "bad.toml"], "unknown option 'epoch'", caprompt_here)
+    assert_refused(workspace, ["run", "--config", "bad.toml"], "unknown option 'epoch'", caprompt_in_process)
 
 
 def cut(content: bytes) -> bytes:
@@ -130,18 +130,18 @@ def test_damaged_models(workspace: Path, command: list[object], name: str, chang
     shutil.copytree(workspace / "pets", workspace / "damaged")
     path = workspace / "damaged" / name
     path.write_bytes(change(path.read_bytes()))
-    assert_refused(workspace, command, sentence, caprompt_here)
+    assert_refused(workspace, command, sentence, caprompt_in_process)
 
 
 def test_model_without_classes(workspace: Path) -> None:
     ContinualClassifier(backbone=workspace / "tiny.safetensors").save(workspace / "empty")
-    assert_refused(workspace, ["predict", "empty", "test"], "has not learned any class yet", caprompt_here)
-    assert_refused(workspace, ["evaluate", "empty", "test"], "has not learned any class yet", caprompt_here)
+    assert_refused(workspace, ["predict", "empty", "test"], "has not learned any class yet", caprompt_in_process)
+    assert_refused(workspace, ["evaluate", "empty", "test"], "has not learned any class yet", caprompt_in_process)
 
 
 def test_missing_source(workspace: Path) -> None:
     sentence = "there is no folder or CSV file 'nowhere'"
-    assert_refused(workspace, ["learn", "pets", "nowhere"], sentence, caprompt_here)
-    assert_refused(workspace, ["learn", "new", "nowhere", "--backbone", "tiny.safetensors"], sentence, caprompt_here)
-    assert_refused(workspace, ["evaluate", "pets", "nowhere"], sentence, caprompt_here)
-    assert_refused(workspace, ["predict", "pets", "nowhere.png"], "nowhere.png", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "nowhere"], sentence, caprompt_in_process)
+    assert_refused(workspace, ["learn", "new", "nowhere", "--backbone", "tiny.safetensors"], sentence, caprompt_in_process)
+    assert_refused(workspace, ["evaluate", "pets", "nowhere"], sentence, caprompt_in_process)
+    assert_refused(workspace, ["predict", "pets", "nowhere.png"], "nowhere.png", caprompt_in_process)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import caprompt_here
+from helpers import caprompt_in_process
 
 from caprompt.cli import arguments
 from caprompt.errors import InputError, OptionError
@@ -11,7 +11,7 @@ from caprompt.errors import InputError, OptionError
 
 @pytest.mark.parametrize(("command", "flags"), [("audit", ("--json", "--skip-bad", "--device")), ("run", ("--set", "--config"))])
 def test_shared_flags_are_in_the_help_of_commands(tmp_path: Path, command: str, flags: tuple[str, ...]) -> None:
-    text = caprompt_here(command, "--help", cwd=tmp_path).stdout
+    text = caprompt_in_process(command, "--help", cwd=tmp_path).stdout
     assert all(flag in text for flag in flags)
     assert "--no-json" not in text
 

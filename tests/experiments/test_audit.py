@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import LEAKY, QUICK, faint, squares
+from helpers import LEAKY, QUICK, make_faint_images, squares
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.experiments.audit import Audit, audit, count_changed, list_arrangements
@@ -56,8 +56,8 @@ def test_the_leak_of_the_released_programs_is_found(backbone: Path) -> None:
     """Trained and tested as they do, images of one task help each other; shuffled among other tasks' they do not."""
     made = ContinualClassifier(backbone=backbone, **LEAKY)  # type: ignore[arg-type]
     for task in range(5):
-        made.learn(faint([2 * task, 2 * task + 1], each=48, seed=task))
-    test = faint(range(10), each=32, seed=90)
+        made.learn(make_faint_images([2 * task, 2 * task + 1], each=48, seed=task))
+    test = make_faint_images(range(10), each=32, seed=90)
     found = audit(made, test)
     by_name = {arrangement.name.partition(",")[0]: arrangement for arrangement in found.arrangements}
     assert not found.clean

@@ -34,7 +34,7 @@ def test_no_known_backbone_is_left_out_above() -> None:
 def test_only_what_is_certain_is_said() -> None:
     supervised = "vit_base_patch16_224.orig_in21k"
     assert "labels of ImageNet-21k, which include the classes of ImageNet-R" in (pretraining_warning(supervised, "imagenet-r") or "")
-    assert "Tiny-ImageNet's classes" in (pretraining_warning("deit_tiny_patch16_224", "tiny-imagenet") or "")
+    assert "classes of Tiny-ImageNet" in (pretraining_warning("deit_tiny_patch16_224", "tiny-imagenet") or "")
     assert "through its teacher" in (pretraining_warning(DEFAULT_BACKBONE, "tiny-imagenet") or "")
     for dataset in ("cifar100", "cub200", "digits", "photos/imagenet-r", ""):
         assert pretraining_warning(supervised, dataset) is None

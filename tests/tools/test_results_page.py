@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from grids import make_fake_evidence
-from helpers import tree
+from helpers import read_tree
 
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.protocols import HONEST
@@ -238,12 +238,12 @@ def test_collecting_again_changes_nothing_and_new_results_replace_old_ones(tmp_p
     cell = min(path for path in (reproduced / "cells").iterdir())
     (cell / "provenance.json").write_text(json.dumps({"commit": "c" * 40, "date": "2026-01-02"}))
     tool.collect_results(reproduced, results)
-    before = tree(results)
+    before = read_tree(results)
     tool.collect_results(reproduced, results)
-    assert tree(results) == before
+    assert read_tree(results) == before
     (cell / "provenance.json").unlink()  # the results are still those of that commit
     tool.collect_results(reproduced, results)
-    assert tree(results) == before
+    assert read_tree(results) == before
     document = json.loads((cell / "results.json").read_text())
     (cell / "results.json").write_text(json.dumps({**document, "protocol": "changed"}))
     tool.collect_results(reproduced, results)

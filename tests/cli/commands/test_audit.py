@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import LEAKY, assert_refused, faint, write_backbone, write_pictures, write_squares
-from helpers import caprompt_here as caprompt
+from helpers import LEAKY, assert_refused, make_faint_images, write_backbone, write_images, write_squares
+from helpers import caprompt_in_process as caprompt
 
 from caprompt.experiments.audit import Arrangement, Audit, joint_warning
 
@@ -173,12 +173,12 @@ def test_audit_detects_the_leak_and_fails(tmp_path: Path) -> None:
     write_backbone(tmp_path / "tiny.safetensors")
     settings = [word for name, value in {**LEAKY, "epochs": 3}.items() for word in ("--set", f"{name}={value}")]
     for task in range(2):
-        write_pictures(tmp_path / f"week{task}", *faint([2 * task, 2 * task + 1], each=16, seed=task))
+        write_images(tmp_path / f"week{task}", *make_faint_images([2 * task, 2 * task + 1], each=16, seed=task))
         flags = ["--backbone", "tiny.safetensors", *settings] if task == 0 else []
         done = caprompt("learn", "model", f"week{task}", *flags, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "protocol=released" in done.stderr
-    write_pictures(tmp_path / "test", *faint(range(4), each=16, seed=9))
+    write_images(tmp_path / "test", *make_faint_images(range(4), each=16, seed=9))
     done = caprompt("audit", "model", "test", cwd=tmp_path)
     assert done.returncode == 1
     assert "protocol=released" in done.stdout

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import QUICK, assert_refused, caprompt_here, square, squares, write_backbone, write_squares
+from helpers import QUICK, assert_refused, caprompt_in_process, square, squares, write_backbone, write_squares
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError, checkpoint
@@ -91,10 +91,10 @@ def test_unequal_tasks_and_more_images_of_a_known_class(tmp_path: Path, quick: t
     for number, colors in enumerate(weeks, start=1):
         write_squares(tmp_path / f"week{number}", colors)
         flags = ["--backbone", "tiny.safetensors", *quick] if number == 1 else []
-        done = caprompt_here("learn", "pets", f"week{number}", *flags, cwd=tmp_path)
+        done = caprompt_in_process("learn", "pets", f"week{number}", *flags, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     write_squares(tmp_path / "later", ["green"], start=30)
-    done = caprompt_here("learn", "pets", "later", cwd=tmp_path)
+    done = caprompt_in_process("learn", "pets", "later", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "more of: green" in done.stdout
     assert "10 classes" in done.stdout
@@ -102,7 +102,7 @@ def test_unequal_tasks_and_more_images_of_a_known_class(tmp_path: Path, quick: t
     assert [sum(entry["task"] == task for entry in classes) for task in (1, 2, 3, 4)] == [1, 4, 2, 3]
     assert next(entry["images"] for entry in classes if entry["name"] == "green") == 10
     write_squares(tmp_path / "test", [color for week in weeks for color in week], each=2, start=60)
-    evaluation = json.loads(caprompt_here("evaluate", "pets", "test", "--json", cwd=tmp_path).stdout)
+    evaluation = json.loads(caprompt_in_process("evaluate", "pets", "test", "--json", cwd=tmp_path).stdout)
     assert evaluation["images"] == 20
     assert [task["images"] for task in evaluation["tasks"]] == [2, 8, 4, 6]
 
@@ -120,42 +120,42 @@ def test_ctrl_c_stops_cleanly_and_resume_gives_the_same_model(workspace: Path) -
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert stderr.strip() == "caprompt: Stopped; --resume continues after the last complete epoch."
-    assert_refused(workspace, ["predict", "stopped", "test"], "continue it with --resume", caprompt_here)
-    assert_refused(workspace, ["learn", "stopped", "many"], "with --resume, or discard it with --restart", caprompt_here)
-    done = caprompt_here("learn", "stopped", "many", "--resume", cwd=workspace)
+    assert_refused(workspace, ["predict", "stopped", "test"], "continue it with --resume", caprompt_in_process)
+    assert_refused(workspace, ["learn", "stopped", "many"], "with --resume, or discard it with --restart", caprompt_in_process)
+    done = caprompt_in_process("learn", "stopped", "many", "--resume", cwd=workspace)
     assert done.returncode == 0, done.stderr
-    assert caprompt_here(*words[:1], "straight", *words[2:], cwd=workspace).returncode == 0
+    assert caprompt_in_process(*words[:1], "straight", *words[2:], cwd=workspace).returncode == 0
     states = [(workspace / name / "state.safetensors").read_bytes() for name in ("stopped", "straight")]
     assert states[0] == states[1]
-    assert_refused(workspace, ["learn", "stopped", "many", "--resume"], "there is nothing to resume", caprompt_here)
+    assert_refused(workspace, ["learn", "stopped", "many", "--resume"], "there is nothing to resume", caprompt_in_process)
 
 
 def test_empty_class(workspace: Path, blue_cyan: Path) -> None:
     (blue_cyan / "void").mkdir()
-    assert_refused(workspace, ["learn", "pets", "bad"], "bad/void' has no images", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "bad"], "bad/void' has no images", caprompt_in_process)
 
 
 def test_corrupt_image_is_an_error_or_skipped_and_listed(workspace: Path, blue_cyan: Path) -> None:
     (blue_cyan / "blue" / "broken.png").write_bytes((blue_cyan / "blue" / "000.png").read_bytes()[:60])
-    assert_refused(workspace, ["learn", "pets", "bad"], "with --skip-bad", caprompt_here)
-    assert_refused(workspace, ["learn", "pets", "bad"], "bad/blue/broken.png", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "bad"], "with --skip-bad", caprompt_in_process)
+    assert_refused(workspace, ["learn", "pets", "bad"], "bad/blue/broken.png", caprompt_in_process)
     shutil.copytree(workspace / "pets", workspace / "copy", dirs_exist_ok=True)
-    done = caprompt_here("learn", "copy", "bad", "--skip-bad", cwd=workspace)
+    done = caprompt_in_process("learn", "copy", "bad", "--skip-bad", cwd=workspace)
     assert done.returncode == 0, done.stderr
     assert "bad/blue/broken.png" in "".join(done.stderr.split())
     assert "Learned 10 images" in done.stdout
-    assert_refused(workspace, ["predict", "pets", "bad"], "bad/blue/broken.png", caprompt_here)
-    assert len(json.loads(caprompt_here("predict", "pets", "bad", "--skip-bad", "--json", cwd=workspace).stdout)) == 10
+    assert_refused(workspace, ["predict", "pets", "bad"], "bad/blue/broken.png", caprompt_in_process)
+    assert len(json.loads(caprompt_in_process("predict", "pets", "bad", "--skip-bad", "--json", cwd=workspace).stdout)) == 10
 
 
 def test_same_image_in_two_classes(workspace: Path, blue_cyan: Path) -> None:
     shutil.copy(blue_cyan / "blue" / "000.png", blue_cyan / "cyan" / "same.png")
-    assert_refused(workspace, ["learn", "pets", "bad"], "are the same image", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "bad"], "are the same image", caprompt_in_process)
 
 
 def test_class_name_that_is_not_a_file_name(workspace: Path, blue_cyan: Path) -> None:
     (workspace / "list.csv").write_text("path,label\nbad/blue/000.png,a/b\n")
-    assert_refused(workspace, ["learn", "pets", "list.csv"], "a/b", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "list.csv"], "a/b", caprompt_in_process)
 
 
 def make_huge_png_header() -> bytes:
@@ -168,8 +168,8 @@ def make_huge_png_header() -> bytes:
 
 def test_decompression_bomb(workspace: Path, blue_cyan: Path) -> None:
     (blue_cyan / "blue" / "bomb.png").write_bytes(make_huge_png_header())
-    assert_refused(workspace, ["learn", "pets", "bad"], "bad/blue/bomb.png", caprompt_here)
-    assert_refused(workspace, ["predict", "pets", "bad/blue/bomb.png"], "bad/blue/bomb.png", caprompt_here)
+    assert_refused(workspace, ["learn", "pets", "bad"], "bad/blue/bomb.png", caprompt_in_process)
+    assert_refused(workspace, ["predict", "pets", "bad/blue/bomb.png"], "bad/blue/bomb.png", caprompt_in_process)
 
 
 def test_unusual_images_are_accepted(workspace: Path, quick: tuple[str, ...]) -> None:
@@ -184,6 +184,6 @@ def test_unusual_images_are_accepted(workspace: Path, quick: tuple[str, ...]) ->
     exif = Image.Exif()
     exif[0x0112] = 6
     image.save(folder / "turned.JPG", exif=exif)
-    done = caprompt_here("learn", "odds", "odd", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
+    done = caprompt_in_process("learn", "odds", "odd", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
     assert done.returncode == 0, done.stderr
     assert "Learned 5 images" in done.stdout

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import caprompt_here
+from helpers import caprompt_in_process
 
 from caprompt.cli.commands import listings
 from caprompt.cli.console import out
@@ -38,9 +38,9 @@ def test_datasets() -> None:
 
 
 def test_listings_are_commands(tmp_path: Path) -> None:
-    assert "digits" in caprompt_here("datasets", cwd=tmp_path).stdout
+    assert "digits" in caprompt_in_process("datasets", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize(("command", "words"), [("datasets", "Name of a dataset to download"), ("methods", "Method whose options")])
 def test_help_describes_the_argument(tmp_path: Path, command: str, words: str) -> None:
-    assert words in " ".join(caprompt_here(command, "--help", cwd=tmp_path).stdout.split())
+    assert words in " ".join(caprompt_in_process(command, "--help", cwd=tmp_path).stdout.split())

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import QUICK, caprompt_here, squares, write_squares
+from helpers import QUICK, caprompt_in_process, squares, write_squares
 
 from caprompt import ContinualClassifier
 from caprompt.cli.commands.predict import predict_files
@@ -14,14 +14,14 @@ from caprompt.errors import DataError
 
 
 def test_prints_a_table_or_json(workspace: Path) -> None:
-    table = caprompt_here("predict", "pets", "test/red/060.png", cwd=workspace)
+    table = caprompt_in_process("predict", "pets", "test/red/060.png", cwd=workspace)
     assert table.returncode == 0
     assert "test/red/060.png" in table.stdout
-    done = caprompt_here("predict", "pets", "test/red/060.png", "test/green", "--json", "--top", 1, cwd=workspace)
+    done = caprompt_in_process("predict", "pets", "test/red/060.png", "test/green", "--json", "--top", 1, cwd=workspace)
     predictions = json.loads(done.stdout)
     assert [Path(entry["image"]).name for entry in predictions] == ["060.png", "060.png", "061.png", "062.png"]
     assert all(len(entry["top"]) == 1 and entry["label"] in ("red", "green") for entry in predictions)
-    auto = caprompt_here("predict", "pets", "test/red/060.png", "--json", "--cycles", "auto", cwd=workspace)
+    auto = caprompt_in_process("predict", "pets", "test/red/060.png", "--json", "--cycles", "auto", cwd=workspace)
     assert json.loads(auto.stdout)[0]["passes"] == 1
 
 
@@ -29,11 +29,11 @@ def test_names_are_printed_verbatim(workspace: Path, quick: tuple[str, ...]) -> 
     """Square brackets are markup to rich, but not in names of classes and files."""
     write_squares(workspace / "odd names", ["blue"])
     (workspace / "odd names" / "blue").rename(workspace / "odd names" / "dog[red]")
-    done = caprompt_here("learn", "brackets", "odd names", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
+    done = caprompt_in_process("learn", "brackets", "odd names", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
     assert "dog[red]" in done.stdout
     (workspace / "a[").mkdir()
     shutil.copy(workspace / "test" / "red" / "060.png", workspace / "a[" / "b].png")
-    assert "a[/b].png" in caprompt_here("predict", "brackets", "a[/b].png", cwd=workspace).stdout
+    assert "a[/b].png" in caprompt_in_process("predict", "brackets", "a[/b].png", cwd=workspace).stdout
 
 
 def test_unreadable_images_are_skipped_only_with_skip_bad(tmp_path: Path, backbone: Path) -> None:

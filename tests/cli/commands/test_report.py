@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import QUICK, assert_refused, write_squares
-from helpers import caprompt_here as caprompt
+from helpers import caprompt_in_process as caprompt
 
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from grids import write_fake_cell
-from helpers import assert_refused, caprompt_here, tree
+from helpers import assert_refused, caprompt_in_process, read_tree
 from PIL import Image
 
 from caprompt.reproduce.plan import plan_target
@@ -32,18 +32,18 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def test_lists_targets_and_scales(tmp_path: Path) -> None:
     for words in (["reproduce", "--list"], ["reproduce"]):
-        done = caprompt_here(*words, cwd=tmp_path)
+        done = caprompt_in_process(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         for name in (*TARGETS, "all", "full", "small", "tiny"):
             assert name in done.stdout
-    assert tree(tmp_path) == {}
+    assert read_tree(tmp_path) == {}
 
 
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     cells_folder = tmp_path / "reproduced" / "cells"
     for cell in plan_target(TARGETS["fig-cycles"], get_scale("tiny"), cells_folder)[1]:
         write_fake_cell(cell, cells_folder)
-    done = caprompt_here("reproduce", "fig-cycles", "--scale", "tiny", cwd=tmp_path)
+    done = caprompt_in_process("reproduce", "fig-cycles", "--scale", "tiny", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "51.50 ± 0.71" in done.stdout
@@ -57,7 +57,7 @@ def test_failed_cell_is_marked_and_the_rest_is_shown(tmp_path: Path) -> None:
     cells = plan_target(TARGETS["table-taskid"], get_scale("tiny", seeds=1, settings={"tasks": 40}), cells_folder)[1]
     write_fake_cell(cells[0], cells_folder)
     words = ["reproduce", "table-taskid", "--scale", "tiny", "--seeds", 1, "--set", "tasks=40", "--out", "."]
-    done = caprompt_here(*words, cwd=tmp_path)
+    done = caprompt_in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ours = [row for row in read_csv(tmp_path / "tiny" / "table-taskid" / "table-taskid.csv") if row["figures"] == "ours"]
     digits = {row["method"]: row for row in ours if row["data set"] == "digits"}
@@ -71,7 +71,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def assert_reproduce_refused(*words: object, sentence: str) -> None:
-        assert_refused(tmp_path, ["reproduce", *words], sentence, caprompt_here)
+        assert_refused(tmp_path, ["reproduce", *words], sentence, caprompt_in_process)
 
     assert_reproduce_refused("tabel1", sentence="unknown target 'tabel1' (did you mean 'table1'?)")
     assert_reproduce_refused("table1", "--scale", "huge", sentence="huge")
@@ -100,9 +100,9 @@ def test_unreadable_cells_are_one_sentence(tmp_path: Path) -> None:
     words = ["reproduce", "table3", "--scale", "tiny"]
     path = cells_folder / first.name / "results.json"
     path.write_text(path.read_text()[:50])
-    assert_refused(tmp_path, words, "is half-written or of another version of caprompt; remove the folder", caprompt_here)
+    assert_refused(tmp_path, words, "is half-written or of another version of caprompt; remove the folder", caprompt_in_process)
     (cells_folder / first.name / "run.json").write_text('{"config": {}}')
-    assert_refused(tmp_path, words, "was written by another version of caprompt; remove the folder and run it again", caprompt_here)
+    assert_refused(tmp_path, words, "was written by another version of caprompt; remove the folder and run it again", caprompt_in_process)
 
 
 @pytest.mark.slow
@@ -118,14 +118,14 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(tmp_path: Path) -> 
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert stderr.strip() == "caprompt: Stopped; the same command continues where it stopped."
-    done = caprompt_here(*words, cwd=tmp_path)
+    done = caprompt_in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == ["[2/2]"]
 
 
 @pytest.mark.slow
 def test_all_targets_at_scale_tiny(tmp_path: Path) -> None:
-    done = caprompt_here("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
+    done = caprompt_in_process("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr
     for name in TARGETS:
@@ -140,6 +140,6 @@ def test_all_targets_at_scale_tiny(tmp_path: Path) -> None:
         assert {row["seeds"] for row in measured} <= {"1", "2"}
         with Image.open(folder / f"{name}.png") as image:
             assert len(image.convert("RGB").getcolors(1 << 24) or []) > 20
-    again = caprompt_here("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
+    again = caprompt_in_process("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
     assert again.stdout == done.stdout
     assert again.stderr == ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import QUICK, assert_refused, caprompt_here, write_squares
+from helpers import QUICK, assert_refused, caprompt_in_process, write_squares
 from rich.console import Console
 
 from caprompt import InputError
@@ -18,18 +18,18 @@ from caprompt.experiments.run_folder import RunResult
 
 def test_prints_a_table_and_the_folder_of_each_seed(workspace: Path, quick: tuple[str, ...]) -> None:
     words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 2, "--out", "out", *quick]
-    done = caprompt_here(*words, "--seeds", 2, cwd=workspace)
+    done = caprompt_in_process(*words, "--seeds", 2, cwd=workspace)
     assert done.returncode == 0, done.stderr
     for word in ("ACC", "AF", "saved in out/seed0", "saved in out/seed1", "mean", "protocol honest"):
         assert word in done.stdout
     assert (workspace / "out" / "seed1" / "results.json").is_file()
-    assert_refused(workspace, [*words, "--seeds", 2], "is not empty; choose another folder", caprompt_here)
-    assert_refused(workspace, [*words, "--seeds", 2], "with --resume", caprompt_here)
+    assert_refused(workspace, [*words, "--seeds", 2], "is not empty; choose another folder", caprompt_in_process)
+    assert_refused(workspace, [*words, "--seeds", 2], "with --resume", caprompt_in_process)
 
 
 def test_joint_run_prints_the_accuracy_of_each_task(workspace: Path) -> None:
     words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 2, "--out", "joint", "--joint"]
-    done = caprompt_here(*words, "--method", "finetune", "--set", "epochs=1", cwd=workspace)
+    done = caprompt_in_process(*words, "--method", "finetune", "--set", "epochs=1", cwd=workspace)
     assert done.returncode == 0, done.stderr
     for word in ("all classes learned at once", "finetune-joint on week1", "protocol joint"):
         assert word in done.stdout
@@ -39,9 +39,9 @@ def test_joint_run_prints_the_accuracy_of_each_task(workspace: Path) -> None:
 def test_runs_are_numbered_and_a_finished_one_cannot_be_resumed(workspace: Path, quick: tuple[str, ...]) -> None:
     words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 1, *quick]
     for expected in ("runs/week1-caprompt-tiny-seed0", "runs/week1-caprompt-tiny-seed0-2"):
-        assert f"saved in {expected}\n" in caprompt_here(*words, cwd=workspace).stdout
+        assert f"saved in {expected}\n" in caprompt_in_process(*words, cwd=workspace).stdout
     sentence = "there is no unfinished run like this under 'runs'; start it without --resume"
-    assert_refused(workspace, [*words, "--resume"], sentence, caprompt_here)
+    assert_refused(workspace, [*words, "--resume"], sentence, caprompt_in_process)
 
 
 def test_flags_override_set_and_set_overrides_the_config_file(workspace: Path) -> None:
@@ -49,7 +49,7 @@ def test_flags_override_set_and_set_overrides_the_config_file(workspace: Path) -
         'dataset = "week1"\nbackbone = "tiny.safetensors"\ntasks = [["green"], ["red"]]\nepochs = 1\nlength = 4\nprojections = 50\n'
     )
     words = ["run", "--config", "quick.toml", "--set", "epochs=2", "--set", "seed=3", "--seed", 5, "--out", "configured"]
-    done = caprompt_here(*words, cwd=workspace)
+    done = caprompt_in_process(*words, cwd=workspace)
     assert done.returncode == 0, done.stderr
     plan = json.loads((workspace / "configured" / "run.json").read_text())
     assert plan["tasks"] == [["green"], ["red"]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_refused, caprompt_here, square, tiny_vit, write_backbone, write_squares
+from helpers import assert_refused, caprompt_in_process, square, tiny_vit, write_backbone, write_squares
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def assert_run_refused(folder: Path, sentence: str, **flags: object) -> None:
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    assert_refused(folder, ["run", "--out", "out", *words], sentence, caprompt_here)
+    assert_refused(folder, ["run", "--out", "out", *words], sentence, caprompt_in_process)
     assert not (folder / "out").exists()
 
 
@@ -45,7 +45,7 @@ def test_weights_of_another_architecture(folder: Path) -> None:
     assert_run_refused(folder, mismatch, dataset="photos", backbone=name)
     assert_run_refused(folder, mismatch, dataset="photos", backbone=f"backbones/{name}.safetensors")
     words = ["learn", "pets", "photos", "--backbone", name]
-    assert_refused(folder, words, mismatch, caprompt_here)
+    assert_refused(folder, words, mismatch, caprompt_in_process)
 
 
 def test_tensor_of_another_shape(folder: Path) -> None:
