@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "accuracy" / "cifar100.json")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "cifar100.png")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "cifar100.png")
     args = parser.parse_args()
 
     common = {
@@ -114,7 +114,7 @@ def main() -> None:
     args.json.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     marks = {run["row"]: "" if parse_kind(run["protocol"]) == "honest" else " (LEAKS)" for run in runs}
     curves = {f"{row}{mark}": [run["matrix"] for run in runs if run["row"] == row] for row, mark in marks.items()}
-    accuracy_curve(curves, args.picture)
+    accuracy_curve(curves, args.plot)
     print(format_table(runs))
 
 

@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=ROOT / "results" / "accuracy" / "digits.json")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "digits.png")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "digits.png")
     args = parser.parse_args()
 
     matrices, table, protocols = {}, {}, []
@@ -67,7 +67,7 @@ def main() -> None:
         matrices[name] = [result.matrix for result, _, _ in runs]
         metrics = [{**result.summary(), "seconds": seconds} for result, seconds, _ in runs]
         table[name] = [{key: round(value, 2) for key, value in each.items()} for each in metrics]
-    accuracy_curve(matrices, args.picture, title=f"digits, 5 tasks of 2 classes, mean and range of {args.seeds} seeds")
+    accuracy_curve(matrices, args.plot, title=f"digits, 5 tasks of 2 classes, mean and range of {args.seeds} seeds")
     document = {
         "commit": find_commit(),
         "date": date.today().isoformat(),

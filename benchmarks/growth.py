@@ -87,7 +87,7 @@ def main() -> None:
     result["bytes_per_class"] = count_bytes_per_class()
     print_table("growth", result)
     save("growth", result, args.out)
-    plot(by_tasks, by_classes, args.picture)
+    plot(by_tasks, by_classes, args.plot)
 
 
 if __name__ == "__main__":
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     parser.add_argument("--classes", nargs="+", type=int, default=[10, 100, 1000, 10_000])
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=SPEED)
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "growth.png")
+    parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "growth.png")
     args = parser.parse_args()
     DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

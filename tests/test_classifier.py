@@ -16,52 +16,53 @@ from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, Learn
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 
 
-def fresh(backbone: Path, **settings: object) -> ContinualClassifier:
+def make_model(backbone: Path, **settings: object) -> ContinualClassifier:
+    """Return a model that trains quickly and has learned nothing yet."""
     return ContinualClassifier(backbone=backbone, **{**QUICK, **settings})  # type: ignore[arg-type]
 
 
-def test_folders_csv_arrays_and_pil_images_teach_the_same(tmp_path: Path, backbone: Path) -> None:
+def test_folder_csv_arrays_and_pil_images_give_the_same_model(tmp_path: Path, backbone: Path) -> None:
     folder = write_squares(tmp_path / "photos", ["blue", "red"])
     files = sorted(folder.rglob("*.png"))
     (tmp_path / "list.csv").write_text(
         "path,label\n" + "".join(f"{file.relative_to(tmp_path)},{file.parent.name}\n" for file in files)
     )
     arrays = [np.asarray(Image.open(file)) for file in files], [file.parent.name for file in files]
-    pictures = [Image.fromarray(array) for array in arrays[0]], arrays[1]
+    pil_images = [Image.fromarray(array) for array in arrays[0]], arrays[1]
     models = []
-    for source in (folder, tmp_path / "list.csv", arrays, pictures):
-        models.append(fresh(backbone))
+    for source in (folder, tmp_path / "list.csv", arrays, pil_images):
+        models.append(make_model(backbone))
         models[-1].learn(source)
     assert all(equal_tensors(model.method.state(), models[0].method.state()) for model in models)
     assert models[0].classes == ["blue", "red"]
 
 
-def test_prediction_has_a_name_a_score_and_its_weights(backbone: Path, tmp_path: Path) -> None:
-    model = fresh(backbone)
+def test_prediction_has_label_score_and_task_weights(backbone: Path, tmp_path: Path) -> None:
+    model = make_model(backbone)
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
     Image.fromarray(square("red", 50)).save(tmp_path / "a.png")
-    found = model.predict_one(str(tmp_path / "a.png"), top=2)
-    assert found.label == found.top[0].label
-    assert found.label in model.classes
-    assert len(found.top) == 2
-    assert found.top[0].score >= found.top[1].score
-    assert sum(found.task_weights) == pytest.approx(1)
+    prediction = model.predict_one(str(tmp_path / "a.png"), top=2)
+    assert prediction.label == prediction.top[0].label
+    assert prediction.label in model.classes
+    assert len(prediction.top) == 2
+    assert prediction.top[0].score >= prediction.top[1].score
+    assert sum(prediction.task_weights) == pytest.approx(1)
     assert len(model.predict([tmp_path / "a.png"], top=10)[0].top) == 3
-    assert found.as_dict()["label"] == found.label
+    assert prediction.as_dict()["label"] == prediction.label
 
 
-def test_one_class_at_a_time_and_one_image_per_class(backbone: Path) -> None:
-    model = fresh(backbone)
-    for colour in ("red", "green", "blue"):
-        model.learn(squares([colour], each=1))
+def test_tasks_of_one_class_and_one_image(backbone: Path) -> None:
+    model = make_model(backbone)
+    for color in ("red", "green", "blue"):
+        model.learn(squares([color], each=1))
     assert [len(task) for task in model.tasks] == [1, 1, 1]
     assert model.evaluate(squares(["red", "green", "blue"])).images == 15
 
 
-def test_further_images_merge_into_statistics_and_leave_prompts_alone(backbone: Path) -> None:
-    """What the docs promise for the paper's head: old prompts stay, the class's statistics take the images in, it is aligned."""
-    model = fresh(backbone, classifier="aligned")
+def test_further_images_update_statistics_and_head_but_not_prompts(backbone: Path) -> None:
+    """With the paper's classifier: old prompts stay, the statistics include the new images, and the head is aligned again."""
+    model = make_model(backbone, classifier="aligned")
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
     prompts = [prompt.detach().clone() for prompt in model.method.prompts]  # type: ignore[union-attr]
@@ -73,39 +74,39 @@ def test_further_images_merge_into_statistics_and_leave_prompts_alone(backbone: 
     assert model.images_seen == {"red": 8, "green": 5, "blue": 5}
 
 
-def test_evaluate_counts_right(backbone: Path) -> None:
-    model = fresh(backbone, epochs=4)
+def test_evaluate_matches_predict(backbone: Path) -> None:
+    model = make_model(backbone, epochs=4)
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue", "yellow"]))
     images, labels = squares(["red", "blue", "yellow"], each=4, start=70)
-    found = model.evaluate((images, labels))
-    right = [prediction.label == label for prediction, label in zip(model.predict(images), labels, strict=True)]
-    assert found.accuracy == pytest.approx(100 * np.mean(right))
-    assert [(score.task, score.images) for score in found.tasks] == [(1, 4), (2, 8)]
-    assert found.tasks[1].accuracy == pytest.approx(100 * np.mean(right[4:]))
-    assert found.average_accuracy == pytest.approx(np.mean([np.mean(right[:4]), np.mean(right[4:])]) * 100)
-    assert found.per_class["red"] == pytest.approx(100 * np.mean(right[:4]))
+    evaluation = model.evaluate((images, labels))
+    correct = [prediction.label == label for prediction, label in zip(model.predict(images), labels, strict=True)]
+    assert evaluation.accuracy == pytest.approx(100 * np.mean(correct))
+    assert [(score.task, score.images) for score in evaluation.tasks] == [(1, 4), (2, 8)]
+    assert evaluation.tasks[1].accuracy == pytest.approx(100 * np.mean(correct[4:]))
+    assert evaluation.average_accuracy == pytest.approx(np.mean([np.mean(correct[:4]), np.mean(correct[4:])]) * 100)
+    assert evaluation.per_class["red"] == pytest.approx(100 * np.mean(correct[:4]))
 
 
-def test_giving_the_task_away_uses_that_tasks_prompt(backbone: Path) -> None:
-    model = fresh(backbone)
+def test_give_task_passes_the_true_tasks_to_the_method(backbone: Path) -> None:
+    model = make_model(backbone)
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
-    seen: list[list[int]] = []
-    real = model.method.predict
+    passed: list[list[int]] = []
+    predict = model.method.predict
 
-    def spied(images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> object:
-        seen.append([] if true_tasks is None else true_tasks.tolist())
-        return real(images, true_tasks)
+    def record(images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> object:
+        passed.append([] if true_tasks is None else true_tasks.tolist())
+        return predict(images, true_tasks)
 
-    model.method.predict = spied  # type: ignore[method-assign, assignment]
+    model.method.predict = record  # type: ignore[method-assign, assignment]
     assert model.evaluate(squares(["blue", "red"]), give_task=True).mean_passes == 1
     assert model.evaluate(squares(["red"])).mean_passes == 2
-    assert seen == [[1] * 5 + [0] * 5, []]
+    assert passed == [[1] * 5 + [0] * 5, []]
 
 
-def test_an_option_that_cannot_be_held_leaves_the_model_as_it_was(backbone: Path) -> None:
-    model = fresh(backbone)
+def test_unsupported_precision_leaves_the_model_unchanged(backbone: Path) -> None:
+    model = make_model(backbone)
     model.learn(squares(["red", "green"]))
     before = model.predict_one(square("red", 50))
     with pytest.raises(OptionError, match="fp8"):
@@ -114,8 +115,8 @@ def test_an_option_that_cannot_be_held_leaves_the_model_as_it_was(backbone: Path
     assert model.predict_one(square("red", 50)) == before
 
 
-def test_compiling_for_one_prediction_does_not_stay(backbone: Path) -> None:
-    model = fresh(backbone)
+def test_compiling_for_one_prediction_is_undone(backbone: Path) -> None:
+    model = make_model(backbone)
     block = model.method.vit.blocks[0]
     with model.override_options({"compile": True}):
         assert set(COMPILED_METHODS) <= set(vars(model.method.vit))
@@ -126,33 +127,33 @@ def test_compiling_for_one_prediction_does_not_stay(backbone: Path) -> None:
 
 
 def test_options_at_prediction(backbone: Path) -> None:
-    model = fresh(backbone)
+    model = make_model(backbone)
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
-    picture = square("blue", 3)
-    assert model.predict_one(picture, cycles=4).passes == 4
-    assert model.predict_one(picture).passes == 2
-    assert 1 <= model.predict_one(picture, cycles="auto", max_cycles=3).passes <= 3
+    image = square("blue", 3)
+    assert model.predict_one(image, cycles=4).passes == 4
+    assert model.predict_one(image).passes == 2
+    assert 1 <= model.predict_one(image, cycles="auto", max_cycles=3).passes <= 3
     with pytest.raises(InputError, match="'epochs' belongs to training"):
-        model.predict_one(picture, epochs=3)
+        model.predict_one(image, epochs=3)
     with pytest.raises(InputError, match="unknown option 'cycle' .*did you mean 'cycles'"):
-        model.predict_one(picture, cycle=3)
+        model.predict_one(image, cycle=3)
     with pytest.raises(InputError, match="cannot be '0'"):
-        model.predict_one(picture, cycles=0)
+        model.predict_one(image, cycles=0)
     assert model.method.options.cycles == 2  # type: ignore[attr-defined]
 
 
-def test_events_in_order(backbone: Path) -> None:
+def test_order_of_events(backbone: Path) -> None:
     events: list[Event] = []
-    fresh(backbone).learn(squares(["red", "green"]), callbacks=events.append)
+    make_model(backbone).learn(squares(["red", "green"]), callbacks=events.append)
     kinds = [type(event) for event in events]
     assert kinds[0] is ImagesChecked
     assert kinds.index(LearnStarted) < kinds.index(StepEnded) < kinds.index(LearnEnded)
-    began = next(event for event in events if isinstance(event, LearnStarted))
-    assert (began.task, began.new_classes, began.images, began.epochs) == (1, ("green", "red"), 10, 2)
+    started = next(event for event in events if isinstance(event, LearnStarted))
+    assert (started.task, started.new_classes, started.images, started.epochs) == (1, ("green", "red"), 10, 2)
 
 
-def test_a_method_that_does_not_train_tells_of_no_step(backbone: Path, tmp_path: Path) -> None:
+def test_method_without_training_reports_no_step(backbone: Path, tmp_path: Path) -> None:
     events: list[Event] = []
     model = ContinualClassifier("ncm", backbone)
     model.learn(squares(["red", "green"]), checkpoint_dir=tmp_path, callbacks=events.append)
@@ -160,12 +161,12 @@ def test_a_method_that_does_not_train_tells_of_no_step(backbone: Path, tmp_path:
     assert kinds == [LearnStarted, Consolidating, LearnEnded]
     assert next(event for event in events if isinstance(event, LearnStarted)).epochs == 0
     assert model.history == []
-    again = ContinualClassifier.load(tmp_path)
-    assert again.evaluate(squares(["red", "green"], start=30)).accuracy == 100
+    loaded = ContinualClassifier.load(tmp_path)
+    assert loaded.evaluate(squares(["red", "green"], start=30)).accuracy == 100
 
 
-def test_a_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:
-    model = fresh(backbone)
+def test_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:
+    model = make_model(backbone)
     model.learn(squares(["red", "green"]), checkpoint_dir=tmp_path / "m")
     before = {name: tensor.clone() for name, tensor in model.method.state().items()}
     files = {path: path.read_bytes() for path in (tmp_path / "m").iterdir()}
@@ -184,7 +185,7 @@ def test_a_failed_call_changes_nothing(backbone: Path, tmp_path: Path) -> None:
 
 
 def test_resuming_with_other_images_is_refused(backbone: Path, tmp_path: Path) -> None:
-    model = fresh(backbone, epochs=3)
+    model = make_model(backbone, epochs=3)
 
     def stop(event: Event) -> None:
         if isinstance(event, StepEnded) and event.epoch == 1:
@@ -194,32 +195,32 @@ def test_resuming_with_other_images_is_refused(backbone: Path, tmp_path: Path) -
         model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=stop)
     with pytest.raises(ModelFolderError, match="continue it with resume=True"):
         ContinualClassifier.load(tmp_path / "m")
-    again = ContinualClassifier.load_stopped(tmp_path / "m")
-    assert again is not None
+    resumed = ContinualClassifier.load_stopped(tmp_path / "m")
+    assert resumed is not None
     with pytest.raises(InputError, match="not those of the call that was stopped"):
-        again.learn(squares(["blue"], start=9), checkpoint_dir=tmp_path / "m", resume=True)
-    again.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
-    straight = fresh(backbone, epochs=3)
-    straight.learn(squares(["blue"]))
-    assert equal_tensors(again.method.state(), straight.method.state())
+        resumed.learn(squares(["blue"], start=9), checkpoint_dir=tmp_path / "m", resume=True)
+    resumed.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
+    uninterrupted = make_model(backbone, epochs=3)
+    uninterrupted.learn(squares(["blue"]))
+    assert equal_tensors(resumed.method.state(), uninterrupted.method.state())
     assert not (tmp_path / "m" / "in-progress").exists()
-    assert [record["epoch"] for record in again.history] == [0, 1, 2]
+    assert [record["epoch"] for record in resumed.history] == [0, 1, 2]
 
 
-def test_saved_and_loaded_is_the_same_model(backbone: Path, tmp_path: Path) -> None:
-    model = fresh(backbone, seed=7)
+def test_loaded_model_equals_the_saved_one(backbone: Path, tmp_path: Path) -> None:
+    model = make_model(backbone, seed=7)
     model.learn(squares(["red", "green"]))
     model.save(tmp_path / "m")
-    found = ContinualClassifier.load(tmp_path / "m")
-    assert repr(found) == repr(model) == "ContinualClassifier('caprompt', backbone='tiny', 2 classes in 1 tasks)"
-    assert (found.seed, found.num_calls, found.history) == (7, 1, model.history)
-    assert found.method.options == model.method.options
-    assert found.predict_one(square("red", 5)) == model.predict_one(square("red", 5))
+    loaded = ContinualClassifier.load(tmp_path / "m")
+    assert repr(loaded) == repr(model) == "ContinualClassifier('caprompt', backbone='tiny', 2 classes in 1 tasks)"
+    assert (loaded.seed, loaded.num_calls, loaded.history) == (7, 1, model.history)
+    assert loaded.method.options == model.method.options
+    assert loaded.predict_one(square("red", 5)) == model.predict_one(square("red", 5))
 
 
-def test_the_backbone_is_found_by_hash(tmp_path: Path) -> None:
+def test_backbone_is_identified_by_its_hash(tmp_path: Path) -> None:
     file = write_backbone(tmp_path / "net.safetensors")
-    model = fresh(file)
+    model = make_model(file)
     model.learn(squares(["red", "green"]))
     model.save(tmp_path / "m")
     moved = file.rename(tmp_path / "moved.safetensors")
@@ -231,49 +232,49 @@ def test_the_backbone_is_found_by_hash(tmp_path: Path) -> None:
         ContinualClassifier.load(tmp_path / "m", backbone=other)
 
 
-def test_a_model_that_moved_on_meanwhile_is_not_overwritten(backbone: Path, tmp_path: Path) -> None:
-    """Two processes that learn into one folder: the slower one is told, and nothing of the faster one is lost."""
-    model = fresh(backbone)
+def test_model_saved_by_another_process_meanwhile_is_not_overwritten(backbone: Path, tmp_path: Path) -> None:
+    """Two processes learn into one folder: the slower one gets an error, and the result of the faster one stays."""
+    model = make_model(backbone)
     model.learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
 
-    def meanwhile(event: Event) -> None:
+    def learn_elsewhere(event: Event) -> None:
         if isinstance(event, LearnEnded):
             other = ContinualClassifier.load(tmp_path / "m")
             other.learn(squares(["cyan"]))
             other.save(tmp_path / "m")
 
     with pytest.raises(ModelFolderError, match="is not the one that is learning"):
-        model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=meanwhile)
+        model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=learn_elsewhere)
     assert ContinualClassifier.load(tmp_path / "m").classes == ["red", "cyan"]
     with pytest.raises(ModelFolderError, match="is not the one that is learning"):
-        fresh(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m")
+        make_model(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m")
 
 
-def test_resuming_as_another_model_is_refused(backbone: Path, tmp_path: Path) -> None:
+def test_resuming_with_other_settings_is_refused(backbone: Path, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, StepEnded) and event.epoch == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fresh(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=stop)
+        make_model(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=stop)
     with pytest.raises(InputError, match=r"other settings \(seed\)"):
-        fresh(backbone, seed=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
+        make_model(backbone, seed=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
     other = write_backbone(tmp_path / "other.safetensors", tiny_vit(seed=9))
     with pytest.raises(InputError, match="had another backbone"):
-        fresh(other).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
+        make_model(other).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
     with pytest.raises(InputError, match=r"other settings \(options\)"):
-        fresh(backbone, alpha=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
+        make_model(backbone, alpha=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
 
 
-def test_losses_that_explode_are_a_failure_not_a_model(backbone: Path) -> None:
-    model = fresh(backbone, learning_rate=1e30, clip=0)
+def test_infinite_loss_is_an_error(backbone: Path) -> None:
+    model = make_model(backbone, learning_rate=1e30, clip=0)
     with pytest.raises(CapromptError, match="no longer finite after epoch 1; lower learning_rate"):
         model.learn(squares(["red", "blue"]))
     assert model.classes == []
 
 
-def test_bad_calls_are_sentences(backbone: Path, tmp_path: Path) -> None:
-    model = fresh(backbone)
+def test_errors_of_invalid_calls(backbone: Path, tmp_path: Path) -> None:
+    model = make_model(backbone)
     with pytest.raises(InputError, match="has not learned any class yet"):
         model.predict_one(square("red", 1))
     with pytest.raises(InputError, match="has not learned any class yet"):
@@ -294,11 +295,11 @@ def test_bad_calls_are_sentences(backbone: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_processes_equal_one(tmp_path: Path, backbone: Path) -> None:
-    """Learn, save, load in a new process, learn again: the same bits as in one go."""
+def test_learning_in_three_processes_is_bit_equal_to_one(tmp_path: Path, backbone: Path) -> None:
+    """Learn, save, load in a new process, learn again: the same bits as in one process."""
     weeks = [["red"], ["green", "blue", "yellow"], ["cyan", "red"]]
-    for number, colours in enumerate(weeks):
-        write_squares(tmp_path / f"week{number}", colours, start=10 * number)
+    for number, colors in enumerate(weeks):
+        write_squares(tmp_path / f"week{number}", colors, start=10 * number)
     script = (
         "import sys; from caprompt import ContinualClassifier as C; from pathlib import Path\n"
         "folder, backbone, *weeks = sys.argv[1:]\n"
@@ -306,9 +307,9 @@ def test_three_processes_equal_one(tmp_path: Path, backbone: Path) -> None:
         "for week in weeks: model.learn(week)\n"
         "model.save(folder)\n"
     )
-    places = [str(tmp_path / f"week{number}") for number in range(3)]
-    for folder, calls in (("one", [places]), ("three", [[place] for place in places])):
-        for weeks_of_call in calls:
-            subprocess.run([sys.executable, "-c", script, str(tmp_path / folder), str(backbone), *weeks_of_call], check=True)
+    sources = [str(tmp_path / f"week{number}") for number in range(3)]
+    for folder, processes in (("one", [sources]), ("three", [[source] for source in sources])):
+        for own_sources in processes:
+            subprocess.run([sys.executable, "-c", script, str(tmp_path / folder), str(backbone), *own_sources], check=True)
     assert (tmp_path / "one" / "state.safetensors").read_bytes() == (tmp_path / "three" / "state.safetensors").read_bytes()
     assert (tmp_path / "one" / "classes.json").read_bytes() == (tmp_path / "three" / "classes.json").read_bytes()

@@ -1,4 +1,4 @@
-"""The example of docs/extending.md is a method like any other: it is read from the page and passes every check."""
+"""The example method of docs/extending.md, read from the page, passes every check."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PAGE = ROOT / "docs" / "extending.md"
 
 @pytest.fixture(scope="module")
 def name() -> Iterator[str]:
-    """The example's name, known for as long as this file is tested."""
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    known = set(registry.list_methods())
-    exec(compile(program, str(PAGE), "exec"), {"__name__": "caprompt_example"})
-    (new,) = set(registry.list_methods()) - known
+    """Register the example while the tests of this module run, and yield its name."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    before = set(registry.list_methods())
+    exec(compile(code, str(PAGE), "exec"), {"__name__": "caprompt_example"})
+    (new,) = set(registry.list_methods()) - before
     yield new
     del registry._REGISTRY[new]
 
 
 @pytest.mark.parametrize("check", list_checks(), ids=str)
-def test_the_example_passes(check: Check, name: str, backbone: Path) -> None:
+def test_example_passes(check: Check, name: str, backbone: Path) -> None:
     check(model_factory(name, backbone))

@@ -1,4 +1,4 @@
-"""SIGKILL at many points of a run: its folder stays readable, and the resumed run ends bit for bit the same."""
+"""SIGKILL at many points of a run: its folder stays readable, and the resumed run is bit-equal to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from caprompt import ContinualClassifier, checkpoint
 UNTIL = ("ImagesChecked", "StepEnded", "EpochEnded", "StepEnded", "Consolidating", "LearnEnded") * 2
 COLORS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
 
-# A run that resumes from whatever is on disk, and prints every event.
+# Resumes the run from its folder and prints the name of every event.
 SCRIPT = """
 import sys
 from pathlib import Path
-from caprompt.experiments.execution import RunConfig, run_experiment
+from caprompt.experiments.config import RunConfig
+from caprompt.experiments.execution import run_experiment
 data, backbone, out = sys.argv[1:]
 config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1, 1, 2, 1), options={options})
 run_experiment(config, Path(out), resume=True, callbacks=lambda event: print(type(event).__name__, flush=True))
@@ -30,7 +31,7 @@ run_experiment(config, Path(out), resume=True, callbacks=lambda event: print(typ
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_run_ends_bit_for_bit_the_same(tmp_path: Path, backbone: Path) -> None:
+def test_killed_and_resumed_run_is_bit_equal(tmp_path: Path, backbone: Path) -> None:
     data = tmp_path / "data"
     write_squares(data / "train", COLORS)
     write_squares(data / "test", COLORS, each=2, start=50)
@@ -46,14 +47,14 @@ def test_killed_and_resumed_run_ends_bit_for_bit_the_same(tmp_path: Path, backbo
         kill_after(start(killed), event, times=rng.randint(1, 5) if event == "StepEnded" else 1, delay=rng.uniform(0, 0.05))
         assert_readable(killed / "model")
     epochs_left = start(killed).communicate()[0].count("EpochEnded")
-    assert 0 < epochs_left < 48, "the kills should have fallen into the middle of the work"
+    assert 0 < epochs_left < 48, "the kills should have left epochs to train"
     assert (killed / "model" / "state.safetensors").read_bytes() == (whole / "model" / "state.safetensors").read_bytes()
     summaries = [(folder / "results.json").read_text().split('"summary"')[1] for folder in (whole, killed)]
     assert summaries[0] == summaries[1]
 
 
 def kill_after(process: subprocess.Popen[str], event: str, times: int, delay: float) -> None:
-    """Kill a process a few milliseconds after it printed an event so many times."""
+    """Kill a process `delay` seconds after it printed an event `times` times."""
     assert process.stdout is not None
     while times and (line := process.stdout.readline()):
         times -= line.startswith(event)
@@ -64,7 +65,7 @@ def kill_after(process: subprocess.Popen[str], event: str, times: int, delay: fl
 
 
 def assert_readable(folder: Path) -> None:
-    """Check that a kill left a complete model, a complete checkpoint, or nothing."""
+    """Check that a model and a checkpoint, where a folder has them, can be read."""
     if checkpoint.exists(folder):
         ContinualClassifier.load(folder)
     if checkpoint.exists(folder / "in-progress"):

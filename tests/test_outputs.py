@@ -15,7 +15,7 @@ def make_output() -> MethodOutput:
     return MethodOutput(logits, weights, torch.tensor([2, 2, 3, 1]))
 
 
-def test_predictions_are_ranked_and_named() -> None:
+def test_predictions_are_ranked_and_labeled() -> None:
     first, second, *_ = make_predictions(make_output(), ["cat", "dog", "cow"], top=2)
     assert [score.label for score in first.top] == ["cat", "dog"]
     assert first.score == pytest.approx(0.7)
@@ -24,21 +24,24 @@ def test_predictions_are_ranked_and_named() -> None:
     assert json.loads(json.dumps(second.as_dict()))["top"][1]["label"] == "dog"
 
 
-def test_evaluation_by_hand() -> None:
-    """Classes cat and dog in task 1, cow in task 2; guesses cat, cow, dog, cat against cat, dog, dog, cow."""
-    found = make_evaluation(make_output(), torch.tensor([0, 1, 1, 2]), ["cat", "dog", "cow"], [["cat", "dog"], ["cow"]])
-    assert found.accuracy == 50
-    assert [(score.images, score.accuracy) for score in found.tasks] == [(3, pytest.approx(200 / 3)), (1, 0)]
-    assert found.average_accuracy == pytest.approx(100 / 3)
-    assert found.task_identification == 50
-    assert found.mean_passes == 2
-    assert found.per_class == {"cat": 100, "dog": 50, "cow": 0}
+def test_evaluation_computed_by_hand() -> None:
+    """Cat and dog are in task 1, cow in task 2; predicted are cat, cow, dog, cat, true are cat, dog, dog, cow."""
+    evaluation = make_evaluation(make_output(), torch.tensor([0, 1, 1, 2]), ["cat", "dog", "cow"], [["cat", "dog"], ["cow"]])
+    assert evaluation.accuracy == 50
+    assert [(score.images, score.accuracy) for score in evaluation.tasks] == [(3, pytest.approx(200 / 3)), (1, 0)]
+    assert evaluation.average_accuracy == pytest.approx(100 / 3)
+    assert evaluation.task_identification == 50
+    assert evaluation.mean_passes == 2
+    assert evaluation.per_class == {"cat": 100, "dog": 50, "cow": 0}
 
 
-def test_evaluation_by_groups_that_do_not_stand_side_by_side() -> None:
-    """Cat and cow in one group, dog in the other. The third image is a dog to 0.6, the others are none to 0.7 or more."""
+def test_evaluation_of_groups_with_non_adjacent_classes() -> None:
+    """Cat and cow in one group, dog in the other: only the third image has a dog probability above one half (0.6)."""
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.3, 0.6, 0.1], [0.6, 0.2, 0.2]]))
     output = MethodOutput(logits, torch.ones(4, 1), torch.ones(4))
-    found = make_evaluation(output, torch.tensor([0, 1, 1, 2]), ["cat", "dog", "cow"], [["dog"], ["cow", "cat"]])
-    assert [(score.classes, score.images, score.accuracy) for score in found.tasks] == [(("dog",), 2, 50), (("cow", "cat"), 2, 50)]
-    assert found.task_identification == 75
+    evaluation = make_evaluation(output, torch.tensor([0, 1, 1, 2]), ["cat", "dog", "cow"], [["dog"], ["cow", "cat"]])
+    assert [(score.classes, score.images, score.accuracy) for score in evaluation.tasks] == [
+        (("dog",), 2, 50),
+        (("cow", "cat"), 2, 50),
+    ]
+    assert evaluation.task_identification == 75

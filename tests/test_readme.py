@@ -1,4 +1,4 @@
-"""What the README shows is true: its example runs, its figures are those that the benchmark wrote, its commands exist."""
+"""The README is correct: its example runs, its values are those in results/, its commands and links exist."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from helpers import caprompt, square, write_squares
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-LARGER = r"(?m)^\| ([\w-]+) \| ([^|]+) \| ours \| honest \|.* \| ([^|]+) \| ([^|]+) \|$"
+RESULTS_ROW = r"(?m)^\| ([\w-]+) \| ([^|]+) \| ours \| honest \|.* \| ([^|]+) \| ([^|]+) \|$"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     write_squares(tmp_path / "photos" / "week1", ["red", "green"])
     write_squares(tmp_path / "photos" / "week2", ["blue"])
@@ -27,53 +27,53 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().out.strip() in ("red", "green", "blue")
 
 
-def test_the_table_is_what_the_benchmark_wrote() -> None:
+def test_digits_table_is_that_of_the_benchmark() -> None:
     spec = importlib.util.spec_from_file_location("digits_benchmark", ROOT / "benchmarks" / "digits.py")
     assert spec is not None
     assert spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    written = json.loads((ROOT / "results" / "accuracy" / "digits.json").read_text(encoding="utf-8"))
-    assert benchmark.format_table(written["rows"]) in README
-    assert written["backbone"] in README
+    results = json.loads((ROOT / "results" / "accuracy" / "digits.json").read_text(encoding="utf-8"))
+    assert benchmark.format_table(results["rows"]) in README
+    assert results["backbone"] in README
 
 
-def test_the_larger_table_is_that_of_the_results() -> None:
+def test_cifar100_and_tiny_imagenet_table_is_that_of_the_results_page() -> None:
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     section = results.partition("## The default against its rivals")[2]
-    found = {(data, row): (acc, af) for data, row, acc, af in re.findall(LARGER, section)}
+    expected = {(data, row): (acc, af) for data, row, acc, af in re.findall(RESULTS_ROW, section)}
     shown = re.findall(r"^\| ([^|]+) \| ([\d. ±]+) \| ([\d. ±]+) \| ([\w. ]+) \|$", README, flags=re.MULTILINE)
     compared = 0
     for label, acc, af, other in shown:
         row = re.sub(r", our default| on the first task", "", label)
-        if ("CIFAR-100", row) in found:
-            assert (acc, af) == found["CIFAR-100", row]
-            assert other == found["Tiny-ImageNet", row][0]
+        if ("CIFAR-100", row) in expected:
+            assert (acc, af) == expected["CIFAR-100", row]
+            assert other == expected["Tiny-ImageNet", row][0]
             compared += 1
     assert compared == 5
 
 
-def test_every_command_that_is_shown_exists() -> None:
+def test_every_shown_command_exists() -> None:
     shown = set(re.findall(r"^caprompt (\w+)", README, flags=re.MULTILINE))
     assert {"learn", "predict", "evaluate", "run"} <= shown
     for command in shown:
         assert caprompt(command, "--help").returncode == 0
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_relative_link_exists() -> None:
     for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
         assert (ROOT / target).exists(), target
 
 
-def test_speeds_are_those_that_were_measured() -> None:
-    def measured(name: str, variant: str, size: int) -> dict[str, float]:
+def test_speeds_are_the_measured_ones() -> None:
+    def find_row(name: str, variant: str, size: int) -> dict[str, float]:
         rows = json.loads((ROOT / "results" / "speed" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
         return next(row for row in rows if (row["variant"], row["batch"]) == (variant, size))
 
     unwrapped = " ".join(README.split())
-    trained = measured("train_step", "package, bf16, compiled", 24)["images_per_s"]
-    plain, half = (measured("train_step", f"plain {precision}", 24)["images_per_s"] for precision in ("fp32", "bf16"))
-    answered, one = (measured("prediction", "bf16, compiled", size) for size in (256, 1))
+    trained = find_row("train_step", "package, bf16, compiled", 24)["images_per_s"]
+    plain, half = (find_row("train_step", f"plain {precision}", 24)["images_per_s"] for precision in ("fp32", "bf16"))
+    predicted, one = (find_row("prediction", "bf16, compiled", size) for size in (256, 1))
     assert f"trains {trained:,.0f} images/s in batches of 24" in unwrapped
     assert f"{plain:.0f} in float32, {half:.0f} in bfloat16" in unwrapped
-    assert f"predicts {answered['images_per_s']:,.0f} in batches of 256, or one in {one['ms']:.1f} ms" in unwrapped
+    assert f"predicts {predicted['images_per_s']:,.0f} in batches of 256, or one in {one['ms']:.1f} ms" in unwrapped

@@ -1,7 +1,7 @@
-"""Models saved by version 0.1.0, before the package was restructured, still load, predict the same bits, and can be resumed.
+"""Models saved by version 0.1.0, before the package was restructured, load, predict the same bits, and can be resumed.
 
-`tests/fixtures/models` holds a model of every method after two tasks, and the checkpoint of a third call that was stopped in its
-second epoch. `expected.json` has the predictions that the code of then made, before and after resuming that call.
+`tests/fixtures/models` has a model of every method after two tasks, and the checkpoint of a third call that was stopped in its
+second epoch. `expected.json` has the predictions of version 0.1.0, before and after resuming that call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from caprompt.methods import list_methods
 MODELS = Path(__file__).parent / "fixtures" / "models"
 BACKBONE = MODELS / "tiny.safetensors"
 EXPECTED: dict[str, Any] = json.loads((MODELS / "expected.json").read_text(encoding="utf-8"))
-# Another CPU or torch multiplies matrices in another order, so the last bits are its own.
+# Another CPU or torch version may sum matmuls in another order, which changes the last bits.
 SAME_KERNELS = (torch.__version__, torch.backends.cpu.get_cpu_capability()) == (EXPECTED["torch"], EXPECTED["cpu"])
 
 
@@ -31,13 +31,13 @@ def predict(model: ContinualClassifier) -> list[dict[str, Any]]:
     return json.loads(json.dumps([prediction.as_dict() for prediction in model.predict(images, top=9)]))
 
 
-def assert_same(predictions: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def assert_equal(predictions: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     if SAME_KERNELS:
         assert predictions == expected
         return
-    for one, other in zip(predictions, expected, strict=True):
-        assert one["score"] == pytest.approx(other["score"], abs=1e-4)
-        assert one["task_weights"] == pytest.approx(other["task_weights"], abs=1e-4)
+    for prediction, reference in zip(predictions, expected, strict=True):
+        assert prediction["score"] == pytest.approx(reference["score"], abs=1e-4)
+        assert prediction["task_weights"] == pytest.approx(reference["task_weights"], abs=1e-4)
 
 
 def test_every_method_has_a_saved_model() -> None:
@@ -45,17 +45,17 @@ def test_every_method_has_a_saved_model() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED["models"])
-def test_a_saved_model_predicts_the_same_bits(name: str) -> None:
+def test_saved_model_predicts_the_same_bits(name: str) -> None:
     model = ContinualClassifier.load(MODELS / name, backbone=BACKBONE, device="cpu")
-    assert_same(predict(model), EXPECTED["models"][name]["predictions"])
+    assert_equal(predict(model), EXPECTED["models"][name]["predictions"])
 
 
-@pytest.mark.parametrize("name", [name for name, facts in EXPECTED["models"].items() if facts["stopped"]])
-def test_a_call_that_was_stopped_then_is_resumed_to_the_same_model(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name, model in EXPECTED["models"].items() if model["stopped"]])
+def test_stopped_call_is_resumed_to_the_same_model(name: str, tmp_path: Path) -> None:
     folder = shutil.copytree(MODELS / name, tmp_path / name)
     model = ContinualClassifier.load(folder, backbone=BACKBONE, device="cpu")
     model.learn(squares(("yellow", "cyan")), checkpoint_dir=folder, resume=True)
-    assert_same(predict(model), EXPECTED["models"][name]["resumed"])
+    assert_equal(predict(model), EXPECTED["models"][name]["resumed"])
     if SAME_KERNELS:
-        state = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
-        assert state == EXPECTED["models"][name]["resumed_state_sha256"]
+        state_hash = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
+        assert state_hash == EXPECTED["models"][name]["resumed_state_sha256"]

@@ -71,7 +71,7 @@ class LabeledOutput:
 
 
 class ContinualClassifier:
-    """An image classifier that grows. Labels are strings; nobody declares how many classes or tasks will come."""
+    """An image classifier that learns new classes call by call. Labels are strings; the number of classes is not fixed."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class ContinualClassifier:
         callback(LearnEnded(len(self.classes), time.perf_counter() - start_time))
 
     def _eval_batches(self, samples: Samples, pipeline: InputPipeline) -> Batches:
-        """Return repeatable batches of every image once, without augmentation; a leaking protocol wants one class a batch."""
+        """Return repeatable batches of every image once, without augmentation; the released protocol needs one class per batch."""
         size, targets, options = choose_batch_size(len(samples), None, self.device), self._targets(samples), self.method.options
 
         def start() -> Batches:
@@ -257,7 +257,7 @@ class ContinualClassifier:
         batch_size: int | None = None,
         **options: Any,
     ) -> list[Prediction]:
-        """Predict the class of each image, whatever else is in its batch.
+        """Predict the class of each image, independently of the rest of its batch.
 
         `images` is a sequence of paths, PIL images or arrays, or the path of one file or of a folder, whose images are taken in
         sorted order at any depth. `options` override those of the method that concern prediction, such as cycles="auto".
@@ -401,7 +401,7 @@ class ContinualClassifier:
 
     @classmethod
     def load(cls, folder: str | Path, *, backbone: str | Path | None = None, device: str = "auto") -> ContinualClassifier:
-        """Read a saved model. `backbone` says where the backbone's file is, if it has moved."""
+        """Load a saved model. `backbone` is the path of the backbone's weights file, if it was moved."""
         folder = Path(folder)
         if not checkpoint.exists(folder) and checkpoint.exists(folder / IN_PROGRESS):
             raise ModelFolderError(f"learning was stopped before '{folder}' held a finished model; continue it with resume=True")

@@ -35,7 +35,7 @@ class InputError(CapromptError, ValueError):
 
 
 class DataError(InputError):
-    """A folder, CSV file or image that cannot be read as labelled images."""
+    """A folder, CSV file or image that cannot be read as labeled images."""
 
 
 class OptionError(InputError):

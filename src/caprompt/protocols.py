@@ -99,8 +99,8 @@ def leak_warning(options: Options) -> str | None:
 def group_for_batches(options: Options, groups: Sequence[int], batch_size: int) -> list[tuple[list[int], int]]:
     """Return which un-augmented images share batches, as (positions, batch size) pairs.
 
-    `groups` holds a group number per image. Honestly, all images go through in their order. The released code tests one
-    task after another, and computes statistics of one class after another, so that no batch holds two groups.
+    `groups` holds a group number per image. With an honest protocol, images are batched in their order. The released code tests
+    one task after another, and computes statistics of one class after another, so that no batch holds two groups.
     """
     if not is_released(options):
         return [(list(range(len(groups))), batch_size)]

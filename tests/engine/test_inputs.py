@@ -14,7 +14,7 @@ from caprompt.methods.options import Options
 CPU = torch.device("cpu")
 
 
-def test_eval_batches_keep_the_order_and_the_normalization_of_the_backbone(backbone: Path) -> None:
+def test_eval_batches_keep_the_order_and_normalize_as_the_backbone(backbone: Path) -> None:
     samples = read_source(squares(["red", "blue"]))
     whole = Options(test_crop=1.0)
     images, labels = zip(*InputPipeline(load_backbone(backbone), CPU).eval_batches(samples, list(range(10)), whole, 4), strict=True)
@@ -25,7 +25,7 @@ def test_eval_batches_keep_the_order_and_the_normalization_of_the_backbone(backb
 
 
 def test_each_value_of_the_option_normalise(backbone: Path) -> None:
-    """A red of 1, 0, 0 after normalization."""
+    """A red pixel (1, 0, 0) after normalization."""
     image = torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()
     image[:, :, 0] = 255
     expected = {
@@ -40,28 +40,28 @@ def test_each_value_of_the_option_normalise(backbone: Path) -> None:
         torch.testing.assert_close(images[0, :, 8, 8], torch.tensor(color))
 
 
-def test_test_crop_is_the_share_of_the_image_that_is_used(backbone: Path) -> None:
+def test_test_crop_is_the_fraction_of_the_image_that_is_used(backbone: Path) -> None:
     """The image is white in the middle and black at its border."""
     image = torch.zeros(64, 64, 3, dtype=torch.uint8).numpy()
     image[16:48, 16:48] = 255
     samples, pipeline = read_source(([image], ["x"])), InputPipeline(load_backbone(backbone), CPU)
-    seen = {crop: next(iter(pipeline.eval_batches(samples, [0], Options(test_crop=crop))))[0].mean().item() for crop in (0.5, 1.0)}
-    assert seen[0.5] > 0.95
-    assert abs(seen[1.0] - -0.5) < 0.05
+    means = {crop: next(iter(pipeline.eval_batches(samples, [0], Options(test_crop=crop))))[0].mean().item() for crop in (0.5, 1.0)}
+    assert means[0.5] > 0.95
+    assert abs(means[1.0] - -0.5) < 0.05
 
 
-def test_epochs_differ_and_repeat(backbone: Path) -> None:
+def test_epochs_differ_and_are_repeatable(backbone: Path) -> None:
     samples, pipeline = read_source(squares(["red", "blue"])), InputPipeline(load_backbone(backbone), CPU)
     epoch_batches = pipeline.train_batches(samples, list(range(10)), Options(batch_size=10), seed=3)
-    one, again, other = (next(iter(epoch_batches(epoch))) for epoch in (0, 0, 1))
-    assert torch.equal(one[0], again[0])
-    assert not torch.equal(one[0], other[0])
-    assert sorted(other[1].tolist()) == list(range(10))
+    first, repeated, second = (next(iter(epoch_batches(epoch))) for epoch in (0, 0, 1))
+    assert torch.equal(first[0], repeated[0])
+    assert not torch.equal(first[0], second[0])
+    assert sorted(second[1].tolist()) == list(range(10))
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_crop_scale_is_the_share_of_the_image_that_training_crops_keep(backbone: Path, batched: bool) -> None:
-    """On an image whose left half is black, small crops are mostly of one color, and crops of everything never are."""
+def test_crop_scale_is_the_fraction_of_the_image_in_training_crops(backbone: Path, batched: bool) -> None:
+    """On an image whose left half is black, most small crops have one color, and crops of the whole image never do."""
     image = torch.zeros(64, 64, 3, dtype=torch.uint8).numpy()
     image[:, 32:] = 255
     samples, pipeline = read_source(([image] * 20, ["x"] * 20)), InputPipeline(load_backbone(backbone), CPU, batched=batched)
@@ -75,7 +75,7 @@ def test_crop_scale_is_the_share_of_the_image_that_training_crops_keep(backbone:
     assert (spread[0.98, 1.0] > 0.9).all()
 
 
-def test_a_second_epoch_decodes_nothing(tmp_path: Path, backbone: Path) -> None:
+def test_images_are_decoded_once(tmp_path: Path, backbone: Path) -> None:
     samples, pipeline = read_source(write_squares(tmp_path, ["red", "blue"])), InputPipeline(load_backbone(backbone), CPU)
     epoch_batches = pipeline.train_batches(samples, [0] * 10, Options(), seed=0)
     for epoch in range(3):

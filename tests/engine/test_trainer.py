@@ -1,24 +1,36 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from helpers import TINY, equal_tensors, tiny_vit
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from caprompt.callbacks.events import EpochEnded, Event, StepEnded
-from caprompt.engine.trainer import build_optimizer, fit, learning_rate_factor, trainable_parameters
+from caprompt.engine.trainer import TrainingStep, build_optimizer, fit, learning_rate_factor, make_step, trainable_parameters
 from caprompt.methods import build_method
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
 from caprompt.utils.optimizers import get_optimizer_state
 
-
-def method(**options: object) -> Method:
-    made = build_method("caprompt", tiny_vit(), {"length": 4, "epochs": 3, **options})
-    made.begin_task(2, torch.Generator().manual_seed(0))
-    return made
+IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([4, 5, 4, 5])  # the classes of the third task
 
 
-def batches(epoch: int) -> Batches:
+def make_method(tasks: int = 1, depth: int = TINY.depth, **options: object) -> Method:
+    """Return a method in its last task; each task has two classes."""
+    method = build_method("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4, **options})
+    for _ in range(tasks):
+        method.begin_task(2, torch.Generator().manual_seed(0))
+    return method
+
+
+def make_batches(epoch: int) -> Batches:
     generator = torch.Generator().manual_seed(epoch)
     for _ in range(3):
         labels = torch.tensor([0, 1, 0, 1])
@@ -26,9 +38,12 @@ def batches(epoch: int) -> Batches:
         yield images, labels
 
 
-def test_loss_falls_and_events_tell_of_it() -> None:
+# -- fit -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_loss_decreases_and_is_reported_by_events() -> None:
     events: list[Event] = []
-    fit(method(epochs=8, learning_rate=0.02), batches, callback=events.append)
+    fit(make_method(epochs=8, learning_rate=0.02), make_batches, callback=events.append)
     steps = [event for event in events if isinstance(event, StepEnded)]
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     assert len(steps) == 24
@@ -39,10 +54,10 @@ def test_loss_falls_and_events_tell_of_it() -> None:
     assert epochs[0].losses["ce"] == pytest.approx(mean, rel=1e-5)
 
 
-def test_continuing_after_an_epoch_gives_the_same_bits() -> None:
-    straight, stopped = method(), method()
-    fit(straight, batches)
-    kept: dict[str, object] = {}
+def test_resuming_after_an_epoch_is_bit_equal() -> None:
+    uninterrupted, stopped = make_method(epochs=3), make_method(epochs=3)
+    fit(uninterrupted, make_batches)
+    saved: dict[str, object] = {}
 
     class StopError(Exception):
         pass
@@ -50,62 +65,174 @@ def test_continuing_after_an_epoch_gives_the_same_bits() -> None:
     def stop(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
         if ended.epoch == 1:
             moments = {name: tensor.clone() for name, tensor in get_optimizer_state(optimizer).items()}
-            kept.update(state={name: tensor.clone() for name, tensor in stopped.state().items()}, moments=moments)
+            saved.update(state={name: tensor.clone() for name, tensor in stopped.state().items()}, moments=moments)
             raise StopError
 
     with pytest.raises(StopError):
-        fit(stopped, batches, save=stop)
+        fit(stopped, make_batches, save=stop)
     resumed = build_method("caprompt", tiny_vit(), {"length": 4, "epochs": 3})
-    resumed.restore([2], kept["state"])  # type: ignore[arg-type]
-    fit(resumed, batches, start=2, optimizer_tensors=kept["moments"])  # type: ignore[arg-type]
-    assert equal_tensors(resumed.state(), straight.state())
+    resumed.restore([2], saved["state"])  # type: ignore[arg-type]
+    fit(resumed, make_batches, start=2, optimizer_tensors=saved["moments"])  # type: ignore[arg-type]
+    assert equal_tensors(resumed.state(), uninterrupted.state())
 
 
-def test_without_the_moments_the_bits_would_differ() -> None:
-    """The test above can fail: a fresh optimiser in the middle is another training."""
-    straight, other = method(), method()
-    fit(straight, batches)
-    fit(other, lambda epoch: batches(epoch) if epoch < 2 else iter(()), start=0)
-    fit(other, batches, start=2)
-    assert not equal_tensors(other.state(), straight.state())
+def test_resuming_without_optimizer_state_is_not_bit_equal() -> None:
+    """Shows that the test above can fail."""
+    uninterrupted, other = make_method(epochs=3), make_method(epochs=3)
+    fit(uninterrupted, make_batches)
+    fit(other, lambda epoch: make_batches(epoch) if epoch < 2 else iter(()), start=0)
+    fit(other, make_batches, start=2)
+    assert not equal_tensors(other.state(), uninterrupted.state())
 
 
-def test_clipping_bounds_the_gradient() -> None:
-    made = method(clip=0.01, epochs=1)
+def test_gradient_norm_is_clipped() -> None:
+    method = make_method(clip=0.01, epochs=1)
     norms: list[float] = []
 
-    def measure(event: Event) -> None:
+    def measure_norm(event: Event) -> None:
         if isinstance(event, StepEnded):
-            gradients = [parameter.grad for parameter in trainable_parameters(made) if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in trainable_parameters(method) if parameter.grad is not None]
             norms.append(float(torch.cat([gradient.flatten() for gradient in gradients]).norm()))
 
-    fit(made, batches, callback=measure)
+    fit(method, make_batches, callback=measure_norm)
     assert norms == pytest.approx([0.01] * 3, rel=1e-3)
 
 
-def test_a_task_without_epochs_is_not_trained() -> None:
-    """There may be nothing to optimise, and nobody asks for the batches."""
-    made = build_method("ncm", tiny_vit(), {})
-    made.begin_task(2, torch.Generator())
-    assert not trainable_parameters(made)
+def test_method_without_epochs_is_not_trained() -> None:
+    """It may have no trainable parameter, and its batches are not loaded."""
+    method = build_method("ncm", tiny_vit(), {})
+    method.begin_task(2, torch.Generator())
+    assert not trainable_parameters(method)
     events: list[Event] = []
-    asked: list[int] = []
-    fit(made, lambda epoch: asked.append(epoch) or batches(epoch), callback=events.append)  # type: ignore[func-returns-value]
-    assert events == asked == []
+    loaded_epochs: list[int] = []
+    fit(method, lambda epoch: loaded_epochs.append(epoch) or make_batches(epoch), callback=events.append)  # type: ignore[func-returns-value]
+    assert events == loaded_epochs == []
 
 
-def test_a_proxy_is_trained_at_the_heads_rate() -> None:
-    made = build_method("ease", tiny_vit(), {"bottleneck": 4, "learning_rate": 0.01, "head_rate": 0.1})
-    made.begin_task(2, torch.Generator().manual_seed(0))
-    rest, head = build_optimizer(made).param_groups
+def test_proxy_head_has_the_learning_rate_of_the_head() -> None:
+    method = build_method("ease", tiny_vit(), {"bottleneck": 4, "learning_rate": 0.01, "head_rate": 0.1})
+    method.begin_task(2, torch.Generator().manual_seed(0))
+    rest, head = build_optimizer(method).param_groups
     assert head["base"] == pytest.approx(0.001)
-    assert {id(parameter) for parameter in head["params"]} == {id(parameter) for parameter in made.trained_head.parameters()}
+    assert {id(parameter) for parameter in head["params"]} == {id(parameter) for parameter in method.trained_head.parameters()}
     assert len(rest["params"]) == 4
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
-def test_schedules_start_full_and_never_rise(schedule: str) -> None:
+def test_schedule_starts_at_one_and_never_increases(schedule: str) -> None:
     factors = [learning_rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
     assert factors[0] == 1
     assert factors == sorted(factors, reverse=True)
     assert (factors[-1] < 1) == (schedule != "constant")
+
+
+# -- TrainingStep --------------------------------------------------------------------------------------------------------------
+
+
+def test_step_applies_the_clipped_gradient_of_the_summed_losses() -> None:
+    """Compared with plain SGD written out."""
+    method = make_method(3, optimizer="sgd", clip=0.05, learning_rate=0.5)
+    reference = make_method(3, clip=0.05)
+    losses = TrainingStep(method, build_optimizer(method))(IMAGES, LABELS)
+    assert set(losses) == {"ce", "concave", "linear"}
+    assert not any(loss.requires_grad for loss in losses.values())
+
+    total = sum(reference.loss(IMAGES, LABELS).values())
+    names = [name for name, parameter in reference.named_parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(total, [reference.get_parameter(name) for name in names])  # type: ignore[arg-type]
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    assert norm > 0.05, "the gradient should be clipped"
+    for name, gradient in zip(names, gradients, strict=True):
+        expected = reference.get_parameter(name) - 0.5 * gradient * 0.05 / norm
+        torch.testing.assert_close(method.get_parameter(name), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_step_is_not_captured_on_a_cpu() -> None:
+    method = make_method(3)
+    assert isinstance(make_step(method, build_optimizer(method)), TrainingStep)
+
+
+# Cost of a step: kernels launched and bytes saved for backward. Both are counted on a CPU, whose path shares all but a few kernels
+# with that of a GPU. The difference between two depths is the cost of a block.
+
+VIEWS = frozenset(
+    [
+        "_unsafe_view",
+        "alias",
+        "as_strided",
+        "detach",
+        "empty",
+        "empty_like",
+        "expand",
+        "lift_fresh",
+        "new_empty",
+        "permute",
+        "promote_types",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+    ]
+)
+
+
+class KernelCounter(TorchDispatchMode):
+    """Counts the operations that are not views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.__name__.partition(".")[0]
+        self.count += name not in VIEWS and not name.startswith("_record_function")
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def record_saved_bytes(method: Method) -> Iterator[dict[int, int]]:
+    """Yield the bytes of each storage that autograd saves, by address, without the method's own tensors."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*method.parameters(), *method.buffers())}
+    saved_bytes: dict[int, int] = {}
+
+    def record(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        yield saved_bytes
+
+
+def test_number_of_kernels_per_step() -> None:
+    """Three forward passes (one with two prompts per image) and one backward pass."""
+    counts = []
+    for depth in (2, 3):
+        method = make_method(3, depth)
+        step = TrainingStep(method, build_optimizer(method))
+        step(IMAGES, LABELS)  # the first step allocates the optimizer's moments
+        with KernelCounter() as counter:
+            step(IMAGES, LABELS)
+        counts.append(counter.count)
+    per_block = counts[1] - counts[0]
+    assert per_block <= 49, "a block launches more kernels than before"
+    assert counts[0] - 2 * per_block <= 165, "the parts outside the blocks launch more kernels than before"
+
+
+def test_memory_saved_for_backward_per_block() -> None:
+    """Per token of the two passes with gradient: queries, keys, values, attention output, inputs of two norms and of the GELU."""
+    totals = []
+    for depth in (2, 3):
+        method = make_method(3, depth)
+        with record_saved_bytes(method) as saved_bytes:
+            losses = method.loss(IMAGES, LABELS)
+        totals.append(sum(saved_bytes.values()))
+        assert losses["ce"].requires_grad
+    tokens, row_bytes = 2 * len(IMAGES) * 17, 4 * TINY.width  # float32
+    hidden = TINY.mlp_width / TINY.width
+    assert (totals[1] - totals[0]) / tokens / row_bytes <= 8.8 + hidden, "a block saves more for backward than before"

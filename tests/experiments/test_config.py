@@ -6,7 +6,7 @@ from caprompt.errors import OptionError
 from caprompt.experiments.config import build_run_config, split_settings
 
 
-def test_flat_settings_become_a_run() -> None:
+def test_flat_settings_become_a_run_config() -> None:
     config = build_run_config({"dataset": "digits", "tasks": [1, 4], "epochs": 3, "alpha": 1})
     assert config.tasks == (1, 4)
     assert config.options == {"epochs": 3, "alpha": 1}
@@ -16,7 +16,7 @@ def test_flat_settings_become_a_run() -> None:
         build_run_config({"validation": 2})
 
 
-def test_methods_without_a_leaking_program_are_honest() -> None:
+def test_protocol_released_exists_for_some_methods_only() -> None:
     assert build_run_config({"method": "sequential-prompt", "protocol": "honest"}).options == {}
     with pytest.raises(OptionError, match="sequential-prompt is always honest; protocol 'released' exists for: caprompt"):
         build_run_config({"method": "sequential-prompt", "protocol": "released"})

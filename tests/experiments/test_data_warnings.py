@@ -7,7 +7,7 @@ from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.experiments.data_warnings import duplicate_warning, pretraining_labels, pretraining_warning
 
 
-def test_repeated_images() -> None:
+def test_duplicate_warning() -> None:
     assert duplicate_warning(0, 100) is None
     assert duplicate_warning(3, 1000) == "3 of the 1,000 test images are also among the training images"
 
@@ -21,19 +21,20 @@ def test_repeated_images() -> None:
         (("dino", "ibot", "mae", "mocov3", "lvd142m", "openai"), None),
     ],
 )
-def test_every_known_backbone_has_its_labels(tags: tuple[str, ...], labels: str | None) -> None:
-    found = {pretraining_labels(name) for name, model in MODELS.items() if model.tag in tags}
-    assert found == {labels}
+def test_pretraining_labels_of_registered_backbones(tags: tuple[str, ...], labels: str | None) -> None:
+    assert {pretraining_labels(name) for name, model in MODELS.items() if model.tag in tags} == {labels}
 
 
-def test_no_known_backbone_is_left_out_above() -> None:
-    said = ["orig_in21k", "augreg_in21k", "augreg_in21k_ft_in1k", "fb_in1k", "dino", "ibot", "mae", "mocov3", "lvd142m", "openai"]
-    assert {model.tag for model in MODELS.values()} == set(said)
+def test_tags_above_are_those_of_all_registered_backbones() -> None:
+    tags = ["orig_in21k", "augreg_in21k", "augreg_in21k_ft_in1k", "fb_in1k", "dino", "ibot", "mae", "mocov3", "lvd142m", "openai"]
+    assert {model.tag for model in MODELS.values()} == set(tags)
 
 
-def test_only_what_is_certain_is_said() -> None:
+def test_pretraining_warning_only_for_known_overlaps() -> None:
     supervised = "vit_base_patch16_224.orig_in21k"
-    assert "labels of ImageNet-21k, which include the classes of ImageNet-R" in (pretraining_warning(supervised, "imagenet-r") or "")
+    assert "labels of ImageNet-21k, which include the classes of ImageNet-R" in (
+        pretraining_warning(supervised, "imagenet-r") or ""
+    )
     assert "classes of Tiny-ImageNet" in (pretraining_warning("deit_tiny_patch16_224", "tiny-imagenet") or "")
     assert "through its teacher" in (pretraining_warning(DEFAULT_BACKBONE, "tiny-imagenet") or "")
     for dataset in ("cifar100", "cub200", "digits", "photos/imagenet-r", ""):

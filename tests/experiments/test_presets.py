@@ -1,4 +1,4 @@
-"""The presets, value by value: `paper` as each method's own program (and docs/decisions.md) has it, `budget` as it is meant."""
+"""The presets, value by value: `paper` as in each method's own code (see docs/decisions.md), `budget` shared by all methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from caprompt.methods import build_method, list_methods
 from caprompt.utils.files import read_toml
 
 SUPERVISED = "vit_base_patch16_224.orig_in21k"
-COMMON = {
+CAPROMPT = {
     "order": "natural",
     "batch_size": 24,
     "learning_rate": 0.03 * 24 / 256,
@@ -49,29 +49,29 @@ CUB = {**STEP, "batch_size": 64, "learning_rate": 0.06 * 64 / 256}
     ("dataset", "special"),
     [("cifar100", CIFAR), ("cub200", CUB), ("imagenet-r", {"epochs": 100, "length": 20, "layers": list(range(9))}), ("digits", {})],
 )
-def test_the_papers_settings(dataset: str, special: dict[str, object]) -> None:
-    assert load_preset("paper", "caprompt", dataset, SUPERVISED) == {**COMMON, **special}
+def test_paper_preset_of_caprompt(dataset: str, special: dict[str, object]) -> None:
+    assert load_preset("paper", "caprompt", dataset, SUPERVISED) == {**CAPROMPT, **special}
 
 
 @pytest.mark.parametrize("tag", ["dino", "ibot"])
-def test_self_supervised_backbones_have_alpha_1(tag: str) -> None:
+def test_paper_preset_has_alpha_1_for_self_supervised_backbones(tag: str) -> None:
     assert load_preset("paper", "caprompt", "imagenet-r", f"vit_base_patch16_224.{tag}")["alpha"] == 1.0
 
 
-# What the programs of the other methods share: a loop with Adam or SGD, and pictures of L2P's or the usual random crops.
+# Shared by the code of the other methods: a loop with Adam or SGD, and the random crops of L2P or the usual ones.
 ADAM = {"optimizer": "adam", "weight_decay": 0.0, "head_rate": 1.0}
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "head_rate": 1.0, "clip": 0.0, "schedule": "cosine"}
-PICTURES = {"brightness": 0.0, "test_crop": 224 / 256, "normalise": "none"}
-L2P_CROPS = {**PICTURES, "crop_scale": [0.05, 1.0]}
-USUAL_CROPS = {**PICTURES, "crop_scale": [0.08, 1.0]}
+TRANSFORMS = {"brightness": 0.0, "test_crop": 224 / 256, "normalise": "none"}
+L2P_CROPS = {**TRANSFORMS, "crop_scale": [0.05, 1.0]}
+USUAL_CROPS = {**TRANSFORMS, "crop_scale": [0.08, 1.0]}
 L2P_LOOP = {**ADAM, "order": "natural", "batch_size": 24, "learning_rate": 0.03 * 24 / 256, "clip": 1.0, "schedule": "constant"}
 CODA_LOOP = {**ADAM, "order": "natural", "batch_size": 128, "clip": 0.0, "schedule": "cosine"}
 
-# What they do not share: prompts, adapters and what else is a method's own.
+# Not shared: prompts, adapters and other options of a single method.
 ADAPTERS = {"bottleneck": 64, "adapter_scale": 0.1}
 HIDE_ALIGNMENT = {"replay": "multi-centroid", "centroids": 10, "align_epochs": 30, "align_rate": 0.005, "align_draws": 5}
 SSIAT_ALIGNMENT = {"replay": "covariance", "align_epochs": 5, "align_rate": 0.01, "align_draws": 5}
-OWN: dict[str, dict[str, object]] = {
+METHOD_OPTIONS: dict[str, dict[str, object]] = {
     "l2p": {"pool": 10, "length": 5, "top": 5, "pull": 0.1},
     "dualprompt": {"layers": "first-5", "general_layers": 2, "general_length": 10, "length": 10, "init": "uniform", "pull": 1.0},
     "coda-prompt": {"components": 10, "length": 8, "prompted": 5, "orthogonality": 0.0},
@@ -104,12 +104,12 @@ LOOPS: dict[str, dict[str, object]] = {
     "inflora": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 5e-4, "epochs": 50},
     "ease": {**SGD, **L2P_CROPS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.025, "epochs": 20},
     "ssiat": {**SGD, **L2P_CROPS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 20},
-    "ranpac": {**SGD, **PICTURES, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 20},
+    "ranpac": {**SGD, **TRANSFORMS, "order": "shuffled", "batch_size": 48, "learning_rate": 0.01, "epochs": 20},
     "ncm": {"order": "shuffled", "test_crop": 224 / 256, "normalise": "none"},
     "finetune": {**CODA_LOOP, **USUAL_CROPS, "learning_rate": 5e-5, "epochs": 20},
     "linear": {**L2P_LOOP, **L2P_CROPS, "batch_size": 16, "learning_rate": 0.03 * 16 / 256, "epochs": 5},
 }
-PROGRAMS = {method: {**loop, **OWN.get(method, {})} for method, loop in LOOPS.items()}
+PAPER_SETTINGS = {method: {**loop, **METHOD_OPTIONS.get(method, {})} for method, loop in LOOPS.items()}
 SPECIAL: dict[tuple[str, str], dict[str, object]] = {
     ("l2p", "cifar100"): {"batch_size": 16, "learning_rate": 0.03 * 16 / 256},
     ("l2p", "imagenet-r"): {"learning_rate": 0.005 * 24 / 256, "epochs": 50, "top": 4},
@@ -139,9 +139,9 @@ SPECIAL: dict[tuple[str, str], dict[str, object]] = {
 
 
 @pytest.mark.parametrize("dataset", ["cifar100", "imagenet-r", "cub200", "digits"])
-@pytest.mark.parametrize("method", PROGRAMS)
-def test_the_other_methods_programs(method: str, dataset: str) -> None:
-    assert load_preset("paper", method, dataset, SUPERVISED) == {**PROGRAMS[method], **SPECIAL.get((method, dataset), {})}
+@pytest.mark.parametrize("method", PAPER_SETTINGS)
+def test_paper_preset_of_other_methods(method: str, dataset: str) -> None:
+    assert load_preset("paper", method, dataset, SUPERVISED) == {**PAPER_SETTINGS[method], **SPECIAL.get((method, dataset), {})}
 
 
 BUDGET = {
@@ -160,7 +160,7 @@ BUDGET = {
     "normalise": "backbone",
 }
 BUDGET_SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
-OWN_RATES: dict[str, dict[str, object]] = {
+BUDGET_OF_METHOD: dict[str, dict[str, object]] = {
     "caprompt": {"learning_rate": 1e-2, "projections": 10_000},
     "coda-prompt": {"learning_rate": 1e-3},
     "convprompt": {"learning_rate": 0.005 * 64 / 256},
@@ -174,45 +174,45 @@ OWN_RATES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("dataset", ["cifar100", "digits"])
-@pytest.mark.parametrize("method", [*PROGRAMS, "caprompt", "sequential-prompt", "a-method-to-come"])
-def test_the_budget_is_the_same_for_all_but_for_the_optimiser(method: str, dataset: str) -> None:
-    assert load_preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **OWN_RATES.get(method, {})}
+@pytest.mark.parametrize("method", [*PAPER_SETTINGS, "caprompt", "sequential-prompt", "a-method-to-come"])
+def test_budget_preset_is_shared_apart_from_rates_and_options_of_a_method(method: str, dataset: str) -> None:
+    assert load_preset("budget", method, dataset, SUPERVISED) == {**BUDGET, **BUDGET_OF_METHOD.get(method, {})}
 
 
-def test_the_budget_has_the_paper_s_rate_for_the_paper_s_head() -> None:
+def test_budget_preset_has_the_learning_rate_of_the_paper_for_its_classifier() -> None:
     assert load_preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 10_000}
-    given = {"classifier": "aligned", "dataset": "cifar100"}
-    assert preset_settings("budget", given)["learning_rate"] == 3e-3
+    overrides = {"classifier": "aligned", "dataset": "cifar100"}
+    assert preset_settings("budget", overrides)["learning_rate"] == 3e-3
 
 
 @pytest.mark.parametrize("name", ["budget", "paper"])
-def test_every_table_is_of_something_that_is_stated_here(name: str) -> None:
+def test_presets_have_no_other_tables_than_those_tested_here(name: str) -> None:
     tables = read_toml(HERE / f"{name}.toml")
-    assert tables.keys() - {"*"} <= {*PROGRAMS, "caprompt"}
+    assert tables.keys() - {"*"} <= {*PAPER_SETTINGS, "caprompt"}
     assert {key for table in tables.values() for key in table.get("dataset", {})} <= DATASETS.keys()
 
 
 @pytest.mark.parametrize("name", list_presets())
 @pytest.mark.parametrize("method", list_methods())
-def test_every_method_can_be_built_with_every_preset_on_every_data_set(name: str, method: str) -> None:
-    """On a backbone of the size that the papers have; on `meta` nothing is computed."""
-    if name == "paper" and method not in {*PROGRAMS, "caprompt"}:
-        pytest.skip("no paper has a table of it")
+def test_every_method_can_be_built_with_every_preset_and_dataset(name: str, method: str) -> None:
+    """With a ViT-B/16 as in the papers, on the device `meta`, where nothing is computed."""
+    if name == "paper" and method not in {*PAPER_SETTINGS, "caprompt"}:
+        pytest.skip("not in the preset paper")
     with torch.device("meta"):
         vit = ViT(ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072))
     for dataset in DATASETS:
-        chosen = load_preset(name, method, dataset, SUPERVISED)
-        config = build_run_config({**chosen, "method": method, "dataset": dataset})
-        assert config.options.items() <= chosen.items()
+        settings = load_preset(name, method, dataset, SUPERVISED)
+        config = build_run_config({**settings, "method": method, "dataset": dataset})
+        assert config.options.items() <= settings.items()
         assert build_method(method, vit, config.options).options.model_dump(exclude_unset=True).keys() == config.options.keys()
 
 
-def test_default_is_the_options_own_defaults() -> None:
+def test_default_preset_is_empty() -> None:
     assert list_presets() == ["budget", "default", "paper"]
     assert load_preset("default", "caprompt", "digits", SUPERVISED) == {}
 
 
-def test_unknown_presets_and_methods() -> None:
+def test_unknown_preset_and_method() -> None:
     with pytest.raises(UnknownNameError, match="there are: budget, default, paper"):
         load_preset("papr", "caprompt", "digits", SUPERVISED)
     with pytest.raises(InputError, match="has no settings for sequential-prompt"):

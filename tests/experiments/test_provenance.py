@@ -9,11 +9,11 @@ from caprompt.experiments.provenance import describe_provenance, find_commit
 
 def run_git(directory: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    done = subprocess.run(["git", "-C", str(directory), *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    process = subprocess.run(["git", "-C", str(directory), *identity, *arguments], capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
-def test_commit_of_a_checkout(tmp_path: Path) -> None:
+def test_find_commit(tmp_path: Path) -> None:
     assert find_commit(tmp_path) is None
     run_git(tmp_path, "init")
     assert find_commit(tmp_path) is None  # no commit yet

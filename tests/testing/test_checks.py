@@ -1,4 +1,4 @@
-"""Every check on every registered method."""
+"""Every check runs on every registered method; every method has a page in the docs."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from caprompt.testing import Check, check_method, list_checks, model_factory
 
 @pytest.mark.parametrize("check", list_checks(), ids=str)
 @pytest.mark.parametrize("name", list_methods())
-def test_method(name: str, check: Check, backbone: Path) -> None:
+def test_method_passes(name: str, check: Check, backbone: Path) -> None:
     check(model_factory(name, backbone))
 
 
-def test_checks_for_a_gpu_are_listed_where_there_is_one() -> None:
+def test_gpu_checks_are_listed_only_with_a_gpu() -> None:
     assert any(check.needs_gpu for check in list_checks()) == torch.cuda.is_available()
 
 
-def test_a_method_that_passes_every_check() -> None:
+def test_check_method_passes() -> None:
     check_method("linear")
 
 
-def test_a_failing_check_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nonsense(Linear):
+def test_check_method_names_the_failing_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BatchDependent(Linear):
         """A method whose predictions depend on the rest of the batch."""
 
         def logits(self, images: torch.Tensor) -> torch.Tensor:
             logits = super().logits(images)
             return logits + logits.mean(dim=0)
 
-    monkeypatch.setattr(registry, "_REGISTRY", {**registry.list_methods(), "nonsense": Nonsense})
-    Nonsense.name = "nonsense"
-    with pytest.raises(AssertionError, match="method 'nonsense' fails the check 'batch_invariance'"):
-        check_method("nonsense")
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry.list_methods(), "batch-dependent": BatchDependent})
+    BatchDependent.name = "batch-dependent"
+    with pytest.raises(AssertionError, match="method 'batch-dependent' fails the check 'batch_invariance'"):
+        check_method("batch-dependent")
 
 
 @pytest.mark.parametrize("name", list_methods())
-def test_every_method_has_its_page(name: str) -> None:
-    """Idea, differences, options and cost, on one page that names every option of the method's own."""
+def test_every_method_has_a_page(name: str) -> None:
+    """The page describes options and cost, and names every option that only this method has."""
     page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert 12 <= len(page.splitlines()) <= 60
     for word in ("option", "cost"):
         assert word in page.lower()
-    own = get_method(name).options_class.model_fields.keys() - Options.model_fields.keys()
-    missing = [option for option in sorted(own) if f"`{option}" not in page and f"`{option.split('_')[0]}_*`" not in page]
+    own_options = get_method(name).options_class.model_fields.keys() - Options.model_fields.keys()
+    missing = [option for option in sorted(own_options) if f"`{option}" not in page and f"`{option.split('_')[0]}_*`" not in page]
     assert not missing, missing

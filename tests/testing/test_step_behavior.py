@@ -1,4 +1,4 @@
-"""The checks of steps find what they are for: each is given a method that does it."""
+"""The checks of training steps fail for methods that violate them."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from caprompt.methods.templates import BaselineOptions
 from caprompt.testing import list_checks, step_behavior
 
 
-def read_a_value(method: Careless, images: Tensor, labels: Tensor) -> None:
+def read_value(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     labels.max().item()
 
 
-def index_by_a_mask(method: Careless, images: Tensor, labels: Tensor) -> None:
+def index_by_mask(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     images[labels > 0]
 
 
-def copy_from_the_host(method: Careless, images: Tensor, labels: Tensor) -> None:
+def copy_from_host(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     torch.arange(len(labels))
 
 
-def count_steps(method: Careless, images: Tensor, labels: Tensor) -> None:
+def count_steps(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     method.steps += 1
 
 
-def replace_a_buffer(method: Careless, images: Tensor, labels: Tensor) -> None:
+def replace_buffer(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     method.task_of_class = method.task_of_class.clone()
 
 
-def store_images(method: Careless, images: Tensor, labels: Tensor) -> None:
+def store_images(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     method.seen.append(images)
 
 
-def store_an_unsaved_tensor(method: Careless, images: Tensor, labels: Tensor) -> None:
+def store_unsaved_tensor(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
     method.last = images
 
 
-class Careless(Linear):
-    """A linear head that does one more thing in every step."""
+class LinearWithSideEffect(Linear):
+    """A linear head with a side effect in every training step."""
 
-    def __init__(self, side_effect: Callable[[Careless, Tensor, Tensor], None]) -> None:
+    def __init__(self, side_effect: Callable[[LinearWithSideEffect, Tensor, Tensor], None]) -> None:
         super().__init__(tiny_vit(), BaselineOptions())
         self.side_effect = side_effect
         self.steps = 0
@@ -60,26 +60,28 @@ class Careless(Linear):
 @pytest.mark.parametrize(
     ("side_effect", "check"),
     [
-        (read_a_value, step_behavior.check_steps_and_predictions_read_no_values),
-        (index_by_a_mask, step_behavior.check_steps_and_predictions_read_no_values),
-        (copy_from_the_host, step_behavior.check_steps_and_predictions_read_no_values),
+        (read_value, step_behavior.check_steps_and_predictions_read_no_values),
+        (index_by_mask, step_behavior.check_steps_and_predictions_read_no_values),
+        (copy_from_host, step_behavior.check_steps_and_predictions_read_no_values),
         (count_steps, step_behavior.check_steps_update_in_place),
-        (replace_a_buffer, step_behavior.check_steps_update_in_place),
-        (store_an_unsaved_tensor, step_behavior.check_steps_update_in_place),
+        (replace_buffer, step_behavior.check_steps_update_in_place),
+        (store_unsaved_tensor, step_behavior.check_steps_update_in_place),
         (store_images, step_behavior.check_memory_is_constant_across_steps),
     ],
 )
-def test_a_careless_step_is_found(side_effect: Callable[[Careless, Tensor, Tensor], None], check: Callable[..., None]) -> None:
+def test_check_detects_the_side_effect(
+    side_effect: Callable[[LinearWithSideEffect, Tensor, Tensor], None], check: Callable[..., None]
+) -> None:
     def make(**settings: object) -> SimpleNamespace:
-        return SimpleNamespace(method=Careless(side_effect))
+        return SimpleNamespace(method=LinearWithSideEffect(side_effect))
 
     with pytest.raises((AssertionError, RuntimeError)):
         check(make)
 
 
-def test_a_careful_step_passes() -> None:
+def test_checks_pass_without_a_side_effect() -> None:
     def make(**options: object) -> SimpleNamespace:
-        return SimpleNamespace(method=Careless(lambda method, images, labels: None))
+        return SimpleNamespace(method=LinearWithSideEffect(lambda method, images, labels: None))
 
     for check in list_checks():
         if check.function.__module__ == step_behavior.__name__ and not check.needs_gpu:

@@ -147,7 +147,7 @@ def hub_is_reachable() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    if getproxies():  # behind a proxy a direct connection tells nothing
+    if getproxies():  # behind a proxy a direct connection proves nothing
         return True
     hub = urlsplit(constants.ENDPOINT)
     try:

@@ -84,5 +84,5 @@ def parse_tasks(text: str) -> int | tuple[int, ...] | tuple[tuple[str, ...], ...
 
 
 def parse_cycles(text: str | None) -> dict[str, Any]:
-    """Return the options that `--cycles` stands for."""
+    """Return the options that `--cycles` sets."""
     return {} if text is None else {"cycles": parse_value(text)}

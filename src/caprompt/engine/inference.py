@@ -39,7 +39,7 @@ __all__ = [
     "predict_samples",
 ]
 
-Predict = Callable[[Tensor, Tensor | None], MethodOutput]  # images and, where they are given away, their true tasks
+Predict = Callable[[Tensor, Tensor | None], MethodOutput]  # images and, with `give_task`, their true tasks
 Result = TypeVar("Result")
 
 DEFAULT_BATCH_SIZE = {"cpu": 64, "cuda": 256}
@@ -94,7 +94,7 @@ def predict_samples(
 
     numbers = [0] * len(samples) if tasks is None else tasks
     outputs, order = map_samples(predict_batch, pipeline, samples, numbers, options, batch_size, groups=tasks)
-    back = torch.tensor(order).argsort()  # where each sample's row stands
+    back = torch.tensor(order).argsort()  # the row of each sample
     fields = ("logits", "task_weights", "passes")
     joined = (torch.cat([getattr(output, name) for output in outputs]) for name in fields)
     return MethodOutput(*(tensor[back.to(tensor.device)] for tensor in joined))
@@ -133,7 +133,7 @@ class Predictor:
         self.num_compared = 0  # images
 
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
-        """Predict images (B, 3, S, S); where `true_tasks` (B,) are given away, with these."""
+        """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""
         if true_tasks is not None:
             return self.method.predict(images, true_tasks)
         output = self.predict_batch(images)
@@ -167,7 +167,7 @@ class Predictor:
         exact = self.float32_predictor(len(rows)).predict_batch(images[rows])
         best = output.logits[rows].topk(2, dim=1)
         moved = _margin(exact.logits.gather(1, best.indices)) - _margin(best.values)
-        moved = moved[moved.isfinite()]  # float16 may overflow, which says nothing about rounding
+        moved = moved[moved.isfinite()]  # float16 may overflow, which is not rounding
         self.squared_error += float(moved.square().sum())
         self.num_compared += len(moved)
         output.logits[rows], output.task_weights[rows], output.passes[rows] = exact.logits, exact.task_weights, exact.passes
@@ -178,7 +178,7 @@ class Predictor:
         return NUM_DEVIATIONS * math.sqrt(self.squared_error / max(1, self.num_compared))
 
     def float32_predictor(self, count: int) -> Predictor:
-        """Return the predictor for so many images in float32; sizes are powers of two, since each is captured by itself."""
+        """Return the float32 predictor for `count` images; sizes are powers of two, since each is captured separately."""
         size = _next_power_of_two(count)
         if size not in self.float32_predictors:
             self.float32_predictors[size] = Predictor(self.float32_backbone.attach_to(self.method), size)

@@ -22,7 +22,7 @@ __all__ = ["InputPipeline", "RepeatableBatches"]
 
 
 DECODE_FACTOR = 4  # photos are stored at most this many times as large as the network's input
-CACHE_BYTES = 2 * 1024**3  # decoded images kept in memory
+CACHE_BYTES = 2 * 1024**3  # of decoded images cached in memory
 
 
 class RepeatableBatches:

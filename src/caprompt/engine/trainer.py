@@ -1,6 +1,6 @@
-"""The training loop, on one screen: optimizer, learning rate of the head, clipping, schedule; a new optimizer for every task.
+"""The training loop: optimizer, learning rate of the head, clipping, schedule; a new optimizer for every task.
 
-The caller is told of every step and epoch through a callback, and may save after each epoch.
+A callback receives an event for every step and epoch, and the caller may save after each epoch.
 Nothing here is random: the batches of an epoch come from the caller.
 """
 

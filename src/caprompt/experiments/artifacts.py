@@ -95,7 +95,7 @@ def _predict_by_cycles(model: ContinualClassifier, test: LabeledOutput) -> dict[
 
 
 def _measure_cost(model: ContinualClassifier, num_images: int, seconds: float) -> dict[str, Any]:
-    """Return what a user pays; the peak memory is that of the GPU, or of this process where there is none."""
+    """Return the cost of a model; the peak memory is that of the GPU, or of this process where there is none."""
     state = model.method.state().values()
     stored_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
     return {

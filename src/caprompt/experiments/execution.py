@@ -132,7 +132,7 @@ def _make_row(model: ContinualClassifier, evaluation: Evaluation) -> TaskResult:
 
 
 def _plan_tasks(config: RunConfig, data: Dataset) -> list[list[str]]:
-    """Return the classes of each task; tasks that are given as names are an order of their own."""
+    """Return the classes of each task; tasks that are lists of class names also fix the class order."""
     tasks = config.tasks if config.tasks is not None else data.tasks
     return split_tasks(order_classes(data.train.classes, config.order, config.seed), tasks)
 

@@ -75,7 +75,7 @@ def to_markdown(table: ResultTable) -> str:
 
 
 def to_csv(table: ResultTable) -> str:
-    """Return one value a line, unrounded, for programs."""
+    """Return one unrounded value per line, as machine-readable CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*table.heads, "figures", "protocol", "data set", "metric", "mean", "spread", "seeds", "why none"])

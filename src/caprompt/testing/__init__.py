@@ -12,7 +12,8 @@ own, parametrize over `list_checks()`:
     def test_my_method(check: Check, tmp_path: Path) -> None:
         check(model_factory("my-method", write_backbone(tmp_path / "tiny.safetensors")))
 
-The method's class says what makes it quick (`check_options`) and which options to try besides the defaults (`check_variants`).
+Two attributes of the method's class configure the checks: `check_options` makes training quick, and `check_variants` are the
+options to try besides the defaults.
 """
 
 from __future__ import annotations

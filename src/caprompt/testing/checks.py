@@ -56,10 +56,13 @@ def list_checks() -> list[Check]:
 
 
 def model_factory(method: str, backbone: str | Path) -> ModelFactory:
-    """Return a function that makes quick models of a method; its arguments override the method's `check_options`."""
+    """Return a function that makes quick models of a method; its arguments override the method's `check_options`.
+
+    Models are on the CPU, where float32 results do not depend on the GPU at hand.
+    """
 
     def make(**options: Any) -> ContinualClassifier:
-        return ContinualClassifier(method, backbone, **{**get_method(method).check_options, **options})
+        return ContinualClassifier(method, backbone, **{"device": "cpu", **get_method(method).check_options, **options})
 
     return make
 

@@ -82,7 +82,7 @@ def check_same_seed_gives_same_model(make: ModelFactory) -> None:
     one, same, other = _train(make), _train(make), _train(make, seed=1)
     assert equal_tensors(one.method.state(), same.method.state()), "the same seed should give the same model"
     assert equal_tensors(one.method.state(), other.method.state()) != _draws_random_numbers(make)
-    assert _draws_random_numbers(make) or not one.method.epochs, "what is trained has a random initialization"
+    assert _draws_random_numbers(make) or not one.method.epochs, "trained parameters should have a random initialization"
 
 
 def check_saving_between_calls_changes_nothing(make: ModelFactory) -> None:

@@ -39,7 +39,7 @@ class _OnlyOn(TorchDispatchMode):
 
 
 def check_steps_and_predictions_read_no_values(make: ModelFactory) -> None:
-    """Nor do they copy values from the host; a method that says that they cannot be captured is exempt."""
+    """Steps and predictions neither read values nor copy them from the host; what a method declares uncapturable is exempt."""
     for variant in ({}, *make().method.check_variants):
         for task_sizes in ((2,), (2, 1, 3)):
             method = _begin_tasks(make, task_sizes, **variant)
@@ -85,7 +85,7 @@ def check_memory_is_constant_across_steps(make: ModelFactory) -> None:
 
 def check_captured_steps_equal_eager_steps(make: ModelFactory) -> None:
     """On a GPU, captured steps give the same losses and parameters as eager ones."""
-    eager, captured = (_begin_training(make, precision="fp32", optimizer="sgd") for _ in range(2))
+    eager, captured = (_begin_training(make, device="cuda", precision="fp32", optimizer="sgd") for _ in range(2))
     if eager is None or captured is None:
         return
     steps = TrainingStep(eager, build_optimizer(eager)), make_step(captured, build_optimizer(captured))

@@ -102,7 +102,9 @@ def test_unreadable_cells_are_one_sentence(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:50])
     assert_refused(tmp_path, words, "is half-written or of another version of caprompt; remove the folder", caprompt_in_process)
     (cells_folder / first.name / "run.json").write_text('{"config": {}}')
-    assert_refused(tmp_path, words, "was written by another version of caprompt; remove the folder and run it again", caprompt_in_process)
+    assert_refused(
+        tmp_path, words, "was written by another version of caprompt; remove the folder and run it again", caprompt_in_process
+    )
 
 
 @pytest.mark.slow
@@ -124,8 +126,9 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_all_targets_at_scale_tiny(tmp_path: Path) -> None:
-    done = caprompt_in_process("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
+def test_all_targets_at_scale_tiny(tmp_path: Path, backbone: Path) -> None:
+    words = ["reproduce", "all", "--scale", "tiny", "--backbone", backbone, "--set", "epochs=1", "--set", "per_class=4"]
+    done = caprompt_in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr
     for name in TARGETS:
@@ -140,6 +143,6 @@ def test_all_targets_at_scale_tiny(tmp_path: Path) -> None:
         assert {row["seeds"] for row in measured} <= {"1", "2"}
         with Image.open(folder / f"{name}.png") as image:
             assert len(image.convert("RGB").getcolors(1 << 24) or []) > 20
-    again = caprompt_in_process("reproduce", "all", "--scale", "tiny", cwd=tmp_path)
+    again = caprompt_in_process(*words, cwd=tmp_path)
     assert again.stdout == done.stdout
     assert again.stderr == ""

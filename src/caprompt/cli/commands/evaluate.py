@@ -1,4 +1,4 @@
-"""The command `evaluate`: compute the accuracy of a model on labelled images."""
+"""The command `evaluate`: compute the accuracy of a model on labeled images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate(
     backbone: str | None = None,
     device: Device = "auto",
 ) -> None:
-    """Compute the accuracy of a model on labelled images that it was not trained on.
+    """Compute the accuracy of a model on labeled images that it was not trained on.
 
     Examples:
 
