@@ -8,10 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import caprompt, square, write_squares
+from helpers import ROOT, caprompt, square, write_squares
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
 RESULTS_ROW = r"(?m)^\| ([\w-]+) \| ([^|]+) \| ours \| honest \|.* \| ([^|]+) \| ([^|]+) \|$"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import SHARED_DATA
 from PIL import Image
 from safetensors.torch import load_file
 
 from caprompt.backbones.weights import load_backbone
 from caprompt.data import read_source
 
-PACK = Path(__file__).parents[2] / "shared" / "data"
-WEIGHTS, ARCHIVE = PACK / "deit_tiny_patch16_224.safetensors", PACK / "tinyimagenet200_64px.npz"
-PER_CLASS = 12
+WEIGHTS, ARCHIVE = SHARED_DATA / "deit_tiny_patch16_224.safetensors", SHARED_DATA / "tinyimagenet200_64px.npz"
+PER_CLASS = 6
 
 
 def load_pixels(path: Path, size: int) -> torch.Tensor:
@@ -32,8 +32,8 @@ def load_pixels(path: Path, size: int) -> torch.Tensor:
     not (WEIGHTS.is_file() and ARCHIVE.is_file()), reason="needs the development data pack ../shared/data next to the repository"
 )
 def test_deit_tiny_separates_the_classes_of_tiny_imagenet(tmp_path: Path) -> None:
-    """Each class's most frequent prediction, of 1,000, should be its own: it is for 153 of 200."""
-    arguments = [str(PACK / "unpack.py"), ARCHIVE.stem, "--to", str(tmp_path), "--per-class", "1"]
+    """Each class's most frequent prediction, of 1,000, should be its own: of every second class it is for 84 of 100."""
+    arguments = [str(SHARED_DATA / "unpack.py"), ARCHIVE.stem, "--to", str(tmp_path), "--per-class", "1"]
     subprocess.run([sys.executable, *arguments], check=True, timeout=300)
     samples = read_source(tmp_path / ARCHIVE.stem / "test")
     backbone, tensors = load_backbone(WEIGHTS), load_file(WEIGHTS)
@@ -41,12 +41,12 @@ def test_deit_tiny_separates_the_classes_of_tiny_imagenet(tmp_path: Path) -> Non
     head, bias = tensors["head.weight"].float(), tensors["head.bias"].float()
     mean, std = (torch.tensor(values)[:, None, None] for values in (backbone.mean, backbone.std))
     most_frequent = []
-    for name in samples.classes:
+    for name in samples.classes[::2]:
         paths = [Path(str(image)) for image in samples.select_classes([name]).images[:PER_CLASS]]
         assert len(paths) == PER_CLASS
         with torch.inference_mode():
             features = vit((torch.stack([load_pixels(path, size) for path in paths]) - mean) / std)
         predictions = (features @ head.T + bias).argmax(dim=1).tolist()
         most_frequent.append(Counter(predictions).most_common(1)[0][0])
-    assert len(most_frequent) == 200
-    assert len(set(most_frequent)) >= 145
+    assert len(most_frequent) == 100
+    assert len(set(most_frequent)) >= 80

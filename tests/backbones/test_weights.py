@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, caprompt, tiny_vit, write_backbone
+from helpers import SHARED_DATA, TINY, caprompt, tiny_vit, write_backbone
 from safetensors.torch import save_file
 
 from caprompt.backbones.vit import ViT, ViTConfig
@@ -16,7 +16,7 @@ from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGE_DIRECTORY, list
 from caprompt.errors import InputError, UnknownNameError
 from caprompt.utils.files import sha256_of
 
-DEIT_TINY = Path(__file__).parents[3] / "shared" / "data" / "deit_tiny_patch16_224.safetensors"
+DEIT_TINY = SHARED_DATA / "deit_tiny_patch16_224.safetensors"
 WIDE = ViTConfig(image_size=16, patch_size=4, width=64, depth=2, heads=1, mlp_width=64)  # a head of 64, as timm's have
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from helpers import ROOT
+
 from caprompt.report.panels import PANELS, list_shown_images, make_panels
 from caprompt.report.run_data import RunRecord, load_runs
 from caprompt.report.thumbnails import Thumbnails
@@ -13,7 +15,7 @@ def make_panel(run: RunRecord, name: str, thumbnails: Thumbnails) -> dict[str, A
 
 
 def test_every_panel_has_its_template(runs: Path) -> None:
-    templates = {path.stem for path in (Path(__file__).parents[2] / "src/caprompt/report/templates/panels").glob("*.html")}
+    templates = {path.stem for path in (ROOT / "src/caprompt/report/templates/panels").glob("*.html")}
     assert {panel.name for panel in PANELS} == templates
 
 

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from helpers import ROOT
 
 from caprompt.methods import list_methods
 from caprompt.reproduce.published import get_published, is_leaking, load_published
 from caprompt.reproduce.targets.accuracy_tables import OWN
 from caprompt.reproduce.targets.registry import TARGETS
 
-ROOT = Path(__file__).parents[2]
 PAPER = next((path for place in (ROOT, ROOT.parent) if (path := place / "shared" / "paper.tex").is_file()), None)
 TABLES = ("table1", "table2", "table3", "table-taskid", "table-backbones")
 

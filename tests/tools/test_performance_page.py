@@ -8,8 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from helpers import ROOT
 
 
 @pytest.fixture(scope="module")

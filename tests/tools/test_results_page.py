@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from grids import make_fake_evidence
-from helpers import read_tree
+from helpers import ROOT, read_tree
 
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.protocols import HONEST
@@ -23,7 +23,6 @@ from caprompt.reproduce.published import load_published
 from caprompt.reproduce.targets.registry import TARGETS
 from caprompt.reproduce.writers import write_target
 
-ROOT = Path(__file__).parents[2]
 TOOL, RESULTS, PAGE = ROOT / "tools" / "results_page.py", ROOT / "results", ROOT / "docs" / "results.md"
 
 

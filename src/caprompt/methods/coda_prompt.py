@@ -20,6 +20,8 @@ C classes, D width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -54,6 +56,8 @@ class CODAPrompt(OwnTaskMethod):
 
     summary = "prompts composed of components by attention, some added per task (CVPR 2023)"
     options_class = CODAPromptOptions
+    check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
+    check_variants: ClassVar = ({"orthogonality": 0.1},)
     options: CODAPromptOptions
 
     def __init__(self, vit: ViT, options: CODAPromptOptions) -> None:

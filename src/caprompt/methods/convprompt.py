@@ -39,7 +39,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -208,6 +208,7 @@ class ConvPrompt(OwnTaskMethod):
 
     summary = "prompts generated from shared embeddings by the tasks' filters, in a single pass (CVPR 2024)"
     options_class = ConvPromptOptions
+    check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
     options: ConvPromptOptions
 
     def __init__(self, vit: ViT, options: ConvPromptOptions) -> None:

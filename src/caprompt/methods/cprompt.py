@@ -23,6 +23,8 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows, D width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -58,6 +60,8 @@ class CPrompt(SelectedPromptMethod):
 
     summary = "task prompts selected by class keys, trained to be consistent with prediction (CVPR 2024)"
     options_class = CPromptOptions
+    check_options: ClassVar = {**SelectedPromptMethod.check_options, "length": 4}
+    check_variants: ClassVar = ({"margin": 0.2},)
     options: CPromptOptions
     head: LinearHead
     trains_on_known_classes = True

@@ -17,7 +17,7 @@ D width.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -54,6 +54,8 @@ class DualPrompt(SelectedPromptMethod):
 
     summary = "a general prompt and one per task, selected per image by its key (ECCV 2022)"
     options_class = DualPromptOptions
+    check_options: ClassVar = {**SelectedPromptMethod.check_options, "length": 4}
+    check_variants: ClassVar = ({"general_layers": 0},)
     options: DualPromptOptions
     trains_on_known_classes = True
 

@@ -20,7 +20,7 @@ D width.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +102,11 @@ class Ease(DirectMethod):
 
     summary = "an adapter per task, class means in every adapter's subspace, synthesized for old classes (CVPR 2024)"
     options_class = EaseOptions
+    check_options: ClassVar = {**DirectMethod.check_options, "bottleneck": 4}
+    check_variants: ClassVar = (
+        {"alpha": 0.0},
+        {"raw_weight": 1.0},
+    )
     options: EaseOptions
     head: SubspaceHead
 

@@ -38,7 +38,7 @@ G = D / 4 groups.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +145,8 @@ class EvoPrompt(OwnTaskMethod):
 
     summary = "prompts generated from the image, generators fused by optimal transport after a task (AAAI 2024)"
     options_class = EvoPromptOptions
+    check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
+    check_variants: ClassVar = ({"alpha": 0.0},)
     options: EvoPromptOptions
     head: LinearHead
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -125,6 +126,8 @@ class HiDePrompt(SelectedPromptMethod):
 
     summary = "a prompt per task, the task predicted by a classifier on un-prompted features (NeurIPS 2023)"
     options_class = HiDePromptOptions
+    check_options: ClassVar = {**SelectedPromptMethod.check_options, "length": 4, "align_epochs": 3}
+    check_variants: ClassVar = ({"replay": "covariance"},)
     options: HiDePromptOptions
 
     def __init__(self, vit: ViT, options: HiDePromptOptions) -> None:

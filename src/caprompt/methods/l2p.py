@@ -15,7 +15,7 @@ Shapes: B images, M prompts of n rows, N selected prompts, C classes, D width.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -58,6 +58,7 @@ class L2P(OwnTaskMethod):
 
     summary = "a pool of prompts selected per image by learned keys (CVPR 2022)"
     options_class = L2POptions
+    check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
     options: L2POptions
 
     def __init__(self, vit: ViT, options: L2POptions) -> None:

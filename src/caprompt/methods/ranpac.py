@@ -12,6 +12,8 @@ Shapes: n images, C classes, D width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -41,6 +43,8 @@ class RanPAC(DirectMethod):
 
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"
     options_class = RanPACOptions
+    check_options: ClassVar = {**DirectMethod.check_options, "projections": 100, "bottleneck": 4}
+    check_variants: ClassVar = ({"adapt_first": False},)
     options: RanPACOptions
     head: RandomRidge
 

@@ -11,6 +11,8 @@ Shapes: B images, C classes, L prompted layers, n rows of keys (and as many of v
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ class SequentialPrompt(Baseline):
 
     summary = "one prompt and the head, fine-tuned task after task (lower bound)"
     options_class = SequentialPromptOptions
+    check_options: ClassVar = {**Baseline.check_options, "length": 4}
     options: SequentialPromptOptions
 
     def __init__(self, vit: ViT, options: SequentialPromptOptions) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +62,8 @@ class Ssiat(DirectMethod):
 
     summary = "one shared adapter, class statistics corrected for its drift, unified cosine head (CVPR 2024)"
     options_class = SsiatOptions
+    check_options: ClassVar = {**DirectMethod.check_options, "align_epochs": 3, "bottleneck": 4}
+    check_variants: ClassVar = ({"margin": 0.2},)
     options: SsiatOptions
     head: CosineHead
 

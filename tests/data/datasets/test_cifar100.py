@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import SHARED_DATA
 from PIL import Image
 
 from caprompt.data.datasets.cifar100 import load_cifar100
@@ -18,7 +19,6 @@ from caprompt.data.duplicates import find_duplicates
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 
-PACK = Path(__file__).parents[4] / "shared" / "data"
 NAMES = ["apple", "sea_lion", "bear"]
 SMALL: dict[str, Any] = {"classes": 3, "images": (12, 6)}
 
@@ -135,9 +135,9 @@ def test_file_with_code_raises_and_does_not_run(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (PACK / "cifar100.npz").is_file(), reason="needs the development data pack ../shared/data")
+@pytest.mark.skipif(not (SHARED_DATA / "cifar100.npz").is_file(), reason="needs the development data pack ../shared/data")
 def test_real_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run([sys.executable, str(PACK / "unpack.py"), "cifar100", "--to", str(tmp_path)], check=True, timeout=300)
+    subprocess.run([sys.executable, str(SHARED_DATA / "unpack.py"), "cifar100", "--to", str(tmp_path)], check=True, timeout=300)
     monkeypatch.setenv("CAPROMPT_DATA", str(tmp_path))
     train, test = load_cifar100()
     assert (len(train), len(test)) == (50_000, 10_000)
@@ -145,7 +145,7 @@ def test_real_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(train.counts().values()) == {500}
     assert set(test.counts().values()) == {100}
     assert len(find_duplicates(test, train)) == 10, "the published dataset has some photos in both splits"
-    with np.load(PACK / "cifar100.npz") as pack:
+    with np.load(SHARED_DATA / "cifar100.npz") as pack:
         names = [str(name) for name in pack["classes"]]
         mosaic = np.asarray(Image.open(io.BytesIO(pack["train_042"].tobytes())).convert("RGB"))
     assert train.labels[42 * 500 + 77] == names[42]
