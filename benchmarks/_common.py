@@ -27,7 +27,7 @@ from caprompt.backbones.layers import Norm
 from caprompt.backbones.vit import Mlp, ViT, ViTConfig
 from caprompt.data import Dataset
 from caprompt.experiments.provenance import find_commit
-from caprompt.experiments.run_folder import environment
+from caprompt.experiments.run_folder import describe_environment
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
 from caprompt.methods.components.prefix import Prefix
 
@@ -191,7 +191,7 @@ def compute_plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> di
 def save(name: str, result: dict[str, Any], directory: Path, data: Dataset | None = None) -> None:
     """Write a result with its commit, date, machine and versions, and the digests of its data (empty for random images)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": environment(device)}
+    provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": describe_environment(device)}
     digests = {"train": data.train.digest(), "test": data.test.digest()} if data else {}
     directory.mkdir(parents=True, exist_ok=True)
     document = {**provenance, "data_sha256": digests, **result}

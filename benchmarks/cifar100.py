@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from caprompt.cli import arguments
-from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.experiments.execution import run_experiment
-from caprompt.experiments.plots import accuracy_curve
+from caprompt.experiments.plots import plot_accuracy_curve
 from caprompt.experiments.provenance import find_commit
 from caprompt.experiments.run_folder import read_plan
 from caprompt.metrics import average_accuracy
@@ -44,7 +44,7 @@ def measure(row: str, order: str, folder: Path, common: dict[str, Any]) -> dict[
     preset, own = ROWS[row]
     order_settings = {"order": "natural", "seed": 0} if order == "natural" else {"order": "shuffled", "seed": int(order)}
     overrides = {"dataset": "cifar100", **own, **order_settings, **common}
-    config = build_run_config({**preset_settings(preset, overrides), **overrides})
+    config = build_run_config({**load_preset_settings(preset, overrides), **overrides})
     start = time.perf_counter()
     results = run_experiment(config, folder, resume=folder.exists())
     plan = read_plan(folder)
@@ -114,7 +114,7 @@ def main() -> None:
     args.json.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     marks = {run["row"]: "" if parse_kind(run["protocol"]) == "honest" else " (LEAKS)" for run in runs}
     curves = {f"{row}{mark}": [run["matrix"] for run in runs if run["row"] == row] for row, mark in marks.items()}
-    accuracy_curve(curves, args.plot)
+    plot_accuracy_curve(curves, args.plot)
     print(format_table(runs))
 
 

@@ -20,9 +20,9 @@ import torch
 
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
-from caprompt.experiments.plots import accuracy_curve
+from caprompt.experiments.plots import plot_accuracy_curve
 from caprompt.experiments.provenance import find_commit
-from caprompt.experiments.run_folder import RunResult, environment, read_plan
+from caprompt.experiments.run_folder import RunResult, describe_environment, read_plan
 from caprompt.metrics import mean_std
 from caprompt.protocols import require_same_protocol
 
@@ -67,11 +67,11 @@ def main() -> None:
         matrices[name] = [result.matrix for result, _, _ in runs]
         metrics = [{**result.summary(), "seconds": seconds} for result, seconds, _ in runs]
         table[name] = [{key: round(value, 2) for key, value in each.items()} for each in metrics]
-    accuracy_curve(matrices, args.plot, title=f"digits, 5 tasks of 2 classes, mean and range of {args.seeds} seeds")
+    plot_accuracy_curve(matrices, args.plot, title=f"digits, 5 tasks of 2 classes, mean and range of {args.seeds} seeds")
     document = {
         "commit": find_commit(),
         "date": date.today().isoformat(),
-        "environment": environment(torch.device("cpu")),
+        "environment": describe_environment(torch.device("cpu")),
         "data_sha256": runs[0][2],
         "protocol": require_same_protocol(protocols),
         "data": "scikit-learn digits, 10 classes in 5 tasks",

@@ -18,9 +18,9 @@ from _common import ACCURACY, ROOT, save
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
 from caprompt.data.tasks import order_classes
-from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.reproduce.evidence import Row
-from caprompt.reproduce.scales import backbone_title
+from caprompt.reproduce.scales import format_backbone_title
 from caprompt.reproduce.targets.class_orders import RIVALS
 
 NAME = "few"
@@ -29,7 +29,7 @@ NAME = "few"
 def measure(row: Row, seed: int, data: Dataset) -> float:
     """Return ACC after the last task, in percent."""
     overrides = {"method": row.method, "backbone": args.backbone, **row.options}
-    options = build_run_config({**preset_settings("budget", overrides), **overrides}).options
+    options = build_run_config({**load_preset_settings("budget", overrides), **overrides}).options
     model = ContinualClassifier(row.method, args.backbone, seed=seed, **options)
     order = order_classes(data.train.classes, "shuffled", seed)
     few = data.train.select_per_class(args.images)
@@ -42,7 +42,7 @@ def main() -> None:
     """Measure what is missing, print, write."""
     path = args.out / f"{NAME}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    conditions = {"dataset": "cifar100", "images_per_class": args.images, "backbone": backbone_title(args.backbone)}
+    conditions = {"dataset": "cifar100", "images_per_class": args.images, "backbone": format_backbone_title(args.backbone)}
     settings = {row.label: {"method": row.method, **row.options} for row in RIVALS}
     known = before["settings"] if conditions.items() <= before.items() else {}
     rows: dict[str, dict[str, float]] = {label: before["rows"][label] for label in known if known[label] == settings.get(label)}

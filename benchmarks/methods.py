@@ -23,9 +23,9 @@ from _common import SPEED, save
 
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
-from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.reproduce.evidence import Row
-from caprompt.reproduce.scales import backbone_title
+from caprompt.reproduce.scales import format_backbone_title
 from caprompt.reproduce.targets.comparison import ROWS, SPEED_FILE
 
 EPOCHS = 3
@@ -36,7 +36,7 @@ TESTED = 25  # test images of each class
 def measure(row: Row, data: Dataset) -> dict[str, Any]:
     """Learn, time the last epoch and the rest of the last task; predict twice and time the second call."""
     overrides = {"method": row.method, "backbone": args.backbone, **row.options, "epochs": EPOCHS}
-    options = build_run_config({**preset_settings("budget", overrides), **overrides}).options
+    options = build_run_config({**load_preset_settings("budget", overrides), **overrides}).options
     model = ContinualClassifier(row.method, args.backbone, **options)
     classes = data.train.classes
     for start in range(0, len(classes) - 10, 10):
@@ -79,7 +79,12 @@ def main() -> None:
             f"{result['passes']:.0f}",
         ]
         print(f"| {row.label} | {' | '.join(cells)} |", flush=True)
-        document = {"dataset": data.name, "images_per_class": args.images, "backbone": backbone_title(args.backbone), "rows": rows}
+        document = {
+            "dataset": data.name,
+            "images_per_class": args.images,
+            "backbone": format_backbone_title(args.backbone),
+            "rows": rows,
+        }
         save(Path(SPEED_FILE).stem, document, args.out, data)
 
 

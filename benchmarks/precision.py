@@ -17,15 +17,15 @@ from typing import Any
 from _common import SPEED, print_table, save
 
 from caprompt.data import load_dataset
-from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.experiments.execution import run_experiment
-from caprompt.reproduce.scales import backbone_title
+from caprompt.reproduce.scales import format_backbone_title
 
 
 def measure(kind: str, seed: int) -> dict[str, Any]:
     """Run once; return the metrics after the last task, and the time of learning."""
     overrides = {"dataset": "cifar100", "backbone": args.backbone, "order": "natural", "seed": seed, "per_class": args.images}
-    config = build_run_config({**preset_settings("budget", overrides), **overrides, "precision": kind})
+    config = build_run_config({**load_preset_settings("budget", overrides), **overrides, "precision": kind})
     with tempfile.TemporaryDirectory() as folder:
         results = run_experiment(config, (args.folder or Path(folder)) / f"{kind}-{seed}")
     summary = results.summary()
@@ -36,7 +36,7 @@ def measure(kind: str, seed: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, write."""
     data = load_dataset("cifar100")
-    result: dict[str, Any] = {"backbone": backbone_title(args.backbone), "images_per_class": args.images, "rows": []}
+    result: dict[str, Any] = {"backbone": format_backbone_title(args.backbone), "images_per_class": args.images, "rows": []}
     for seed in args.seeds:
         for kind in args.precisions:
             result["rows"].append(measure(kind, seed))

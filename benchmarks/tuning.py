@@ -18,7 +18,7 @@ from typing import Any
 
 from caprompt import ContinualClassifier
 from caprompt.cli import arguments
-from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.experiments.execution import load_test_images, run_experiment
 from caprompt.metrics import incremental_accuracies
 
@@ -28,7 +28,7 @@ DEFAULTS = {"dataset": "cifar100", "epochs": 8, "batch_size": 64, "validation": 
 def main() -> None:
     """Run, sweep, print, log."""
     overrides = {**DEFAULTS, "backbone": args.backbone, **arguments.collect_settings(None, args.set)}
-    config = build_run_config({**preset_settings(args.preset, overrides), **overrides})
+    config = build_run_config({**load_preset_settings(args.preset, overrides), **overrides})
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         results = run_experiment(config, Path(folder) / "run")

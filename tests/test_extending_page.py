@@ -10,7 +10,7 @@ import pytest
 from helpers import ROOT
 
 from caprompt.methods import registry
-from caprompt.testing import Check, list_checks, model_factory
+from caprompt.testing import Check, list_checks, make_model_factory
 
 PAGE = ROOT / "docs" / "extending.md"
 
@@ -28,4 +28,4 @@ def name() -> Iterator[str]:
 
 @pytest.mark.parametrize("check", list_checks(), ids=str)
 def test_example_passes(check: Check, name: str, backbone: Path) -> None:
-    check(model_factory(name, backbone))
+    check(make_model_factory(name, backbone))

@@ -40,5 +40,5 @@ def test_released_protocol_batches_one_group_at_a_time() -> None:
 
 
 def test_leak_warning() -> None:
-    assert protocols.leak_warning(CAPromptOptions()) is None
-    assert "protocol=released" in (protocols.leak_warning(RELEASED) or "")
+    assert protocols.make_leak_warning(CAPromptOptions()) is None
+    assert "protocol=released" in (protocols.make_leak_warning(RELEASED) or "")

@@ -183,7 +183,7 @@ FROZEN_NOTE = (
 )
 FROZEN_COMMAND = "python benchmarks/frozen.py --backbone deit_tiny_patch16_224.safetensors"
 FEW_NOTE = (
-    "Ten tasks of ten classes, preset `budget` (5 epochs a task) with nothing tuned for few images, all test images, honest. "
+    "Ten tasks of ten classes, preset `budget` (5 epochs per task) with nothing tuned for few images, all test images, honest. "
     "The row of 20 epochs trains on the first task for as long as its authors do."
 )
 FEW_COMMAND = "python benchmarks/few.py --backbone deit_tiny_patch16_224.safetensors"

@@ -143,7 +143,7 @@ class ContinualClassifier:
             self._check_directory(directory)
             if not resume:
                 checkpoint.discard(directory / IN_PROGRESS)
-        with self._restored_on_failure():
+        with self._restore_on_failure():
             self._learn(samples, pipeline, directory, resume, callback)
             if directory is not None:
                 self._check_directory(directory)
@@ -221,7 +221,7 @@ class ContinualClassifier:
         return make_generator(self.seed, "call", self.num_calls, purpose)
 
     @contextmanager
-    def _restored_on_failure(self) -> Iterator[None]:
+    def _restore_on_failure(self) -> Iterator[None]:
         before = {name: tensor.clone() for name, tensor in self.method.state().items()}
         task_sizes, classes, history, num_calls = (
             list(self.method.task_sizes),
@@ -270,7 +270,7 @@ class ContinualClassifier:
         inputs = tuple(Path(image) if isinstance(image, str) else image for image in images)
         if not inputs:
             return []
-        samples = Samples(inputs, ("unlabelled",) * len(inputs))
+        samples = Samples(inputs, ("unlabeled",) * len(inputs))
         pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
         size = choose_batch_size(len(inputs), batch_size, self.device)
         with self.override_options(options):
@@ -339,8 +339,8 @@ class ContinualClassifier:
         return samples, self._targets(samples)
 
     def _targets(self, samples: Samples) -> list[int]:
-        number = {name: index for index, name in enumerate(self.classes)}
-        return [number[label] for label in samples.labels]
+        indices = {name: index for index, name in enumerate(self.classes)}
+        return [indices[label] for label in samples.labels]
 
     @contextmanager
     def override_options(self, options: Mapping[str, Any]) -> Iterator[None]:
@@ -359,7 +359,7 @@ class ContinualClassifier:
             self._configure_backbone()
 
     def _configure_backbone(self) -> None:
-        """Set the frozen backbone to the dtype and the compilation that the options ask for."""
+        """Set the frozen backbone to the dtype and the compilation that the options set."""
         self._vit.recompute = self.method.options.recompute
         self._vit.set_compiled(self.method.options.compile)
         precision = self.method.options.precision
@@ -368,7 +368,7 @@ class ContinualClassifier:
 
     def _require_classes(self) -> None:
         if not self.classes:
-            raise InputError("this model has not learned any class yet; teach it some with learn")
+            raise InputError("this model has not learned any class yet; call learn first")
 
     # -- saving and loading ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ __all__ = [
     "format_percent_title",
     "group_for_batches",
     "is_released",
-    "leak_warning",
+    "make_leak_warning",
     "parse_kind",
     "require_same_protocol",
 ]
@@ -89,7 +89,7 @@ def format_percent_title(what: str, protocol: str = HONEST) -> str:
     return f"{what}, in percent" + ("" if kind == "honest" else f" (not comparable: protocol={kind})")
 
 
-def leak_warning(options: Options) -> str | None:
+def make_leak_warning(options: Options) -> str | None:
     """Return the warning that goes with every prediction of a model with the batch leak."""
     if not is_released(options):
         return None

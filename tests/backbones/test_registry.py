@@ -15,7 +15,14 @@ from safetensors.torch import save_file
 
 from caprompt.backbones import registry
 from caprompt.backbones.constants import CLIP_MEAN
-from caprompt.backbones.registry import MODELS, backbones_directory, find_file, find_local_file, hub_is_reachable, identify_model
+from caprompt.backbones.registry import (
+    MODELS,
+    find_file,
+    find_local_file,
+    get_backbones_directory,
+    identify_model,
+    is_hub_reachable,
+)
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, count_parameters, list_backbones, load_backbone
 from caprompt.errors import InputError
@@ -28,7 +35,7 @@ def backbones_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use a directory of the test for weights files, and no network."""
     monkeypatch.setenv("CAPROMPT_BACKBONES", str(tmp_path / "own"))
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, file: None)
-    monkeypatch.setattr(registry, "hub_is_reachable", lambda: False)
+    monkeypatch.setattr(registry, "is_hub_reachable", lambda: False)
     (tmp_path / "own").mkdir()
     return tmp_path / "own"
 
@@ -75,7 +82,7 @@ def test_parameter_counts_are_the_published_ones_without_heads(name: str, millio
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_file_in_the_backbones_directory_is_loaded_by_model_name(backbones_dir: Path, suffix: str) -> None:
-    path = backbones_directory() / f"{DEIT}{suffix}"
+    path = get_backbones_directory() / f"{DEIT}{suffix}"
     weights = ViT(MODELS[DEIT].config).state_dict()
     if suffix == ".pth":
         torch.save({"model": weights}, path)
@@ -88,7 +95,7 @@ def test_file_in_the_backbones_directory_is_loaded_by_model_name(backbones_dir: 
 
 def test_default_backbones_directory_is_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CAPROMPT_BACKBONES", raising=False)
-    assert backbones_directory() == Path.home() / ".cache" / "caprompt" / "backbones"
+    assert get_backbones_directory() == Path.home() / ".cache" / "caprompt" / "backbones"
 
 
 def test_hub_cache_is_searched_before_the_hub(backbones_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +112,7 @@ def test_hub_cache_is_searched_before_the_hub(backbones_dir: Path, monkeypatch: 
 
 
 def test_list_backbones_shows_availability(backbones_dir: Path) -> None:
-    write_weights(backbones_directory() / f"{DEIT}.safetensors", MODELS[DEIT].config)
+    write_weights(get_backbones_directory() / f"{DEIT}.safetensors", MODELS[DEIT].config)
     available = {name: where for name, _, where in list_backbones()}
     assert {*MODELS, DEFAULT_BACKBONE} == available.keys()
     assert (available[DEFAULT_BACKBONE], available[DEIT]) == ("in package", "yes")
@@ -130,7 +137,7 @@ def test_missing_file_is_downloaded_from_the_hub(backbones_dir: Path, monkeypatc
         downloads.append((repo, file))
         return str(write_weights(backbones_dir.parent / "model.safetensors", MODELS[DEIT].config))
 
-    monkeypatch.setattr(registry, "hub_is_reachable", lambda: True)
+    monkeypatch.setattr(registry, "is_hub_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert load_backbone(DEIT).config.width == 192
     assert downloads == [(f"timm/{DEIT}", "model.safetensors")]
@@ -154,7 +161,7 @@ def test_failed_download_is_one_sentence(backbones_dir: Path, monkeypatch: pytes
     def download(repo: str, file: str) -> str:
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nmore\nlines")
 
-    monkeypatch.setattr(registry, "hub_is_reachable", lambda: True)
+    monkeypatch.setattr(registry, "is_hub_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(InputError, match=r"could not be downloaded \(no connection\); put 'model.safetensors'"):
         find_file(MODELS[DEIT])
@@ -173,16 +180,16 @@ def test_reachability_of_the_hub_is_checked_quickly(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://huggingface.co")
     for reachable in (True, False):
-        assert hub_is_reachable() is reachable
+        assert is_hub_reachable() is reachable
     monkeypatch.setattr(registry, "getproxies", lambda: {"https": "http://proxy"})
-    assert hub_is_reachable()
+    assert is_hub_reachable()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert not hub_is_reachable()
+    assert not is_hub_reachable()
 
 
 def test_file_of_another_model_is_rejected_with_the_first_tensor_and_both_shapes(backbones_dir: Path) -> None:
     name = "vit_base_patch16_224.orig_in21k"
-    write_weights(backbones_directory() / f"{name}.safetensors", MODELS[DEIT].config)
+    write_weights(get_backbones_directory() / f"{name}.safetensors", MODELS[DEIT].config)
     with pytest.raises(InputError, match=rf"is not '{name}': 'cls_token' is \(1, 1, 192\) in the weights but \(1, 1, 768\)"):
         load_backbone(name)
 

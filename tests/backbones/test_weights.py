@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, PACKAGE_DIRECTORY, list_packaged, load_backbone
 from caprompt.errors import InputError, UnknownNameError
-from caprompt.utils.files import sha256_of
+from caprompt.utils.files import compute_sha256
 
 DEIT_TINY = SHARED_DATA / "deit_tiny_patch16_224.safetensors"
 WIDE = ViTConfig(image_size=16, patch_size=4, width=64, depth=2, heads=1, mlp_width=64)  # a head of 64, as timm's have
@@ -50,7 +50,7 @@ def test_timms_conventions_apply_without_metadata(tmp_path: Path) -> None:
 def test_default_backbone_is_packaged_and_is_the_one_of_its_model_card() -> None:
     path = list_packaged()[DEFAULT_BACKBONE]
     assert path.stat().st_size <= 6_000_000
-    assert sha256_of(path) in (PACKAGE_DIRECTORY / "MODEL_CARD.md").read_text()
+    assert compute_sha256(path) in (PACKAGE_DIRECTORY / "MODEL_CARD.md").read_text()
     loaded = load_backbone(DEFAULT_BACKBONE)
     assert loaded.path == path
     assert loaded.config == ViTConfig(image_size=64, patch_size=8, width=192, depth=6, heads=3, mlp_width=768)
@@ -213,7 +213,7 @@ def test_hugging_face_configs_next_to_a_file_are_used(tmp_path: Path) -> None:
 def test_describe_includes_the_normalization(backbone: Path) -> None:
     assert load_backbone(backbone).describe() == {
         "name": "tiny",
-        "sha256": sha256_of(backbone),
+        "sha256": compute_sha256(backbone),
         "image_size": 16,
         "norm_eps": 1e-6,
         "mean": [0.5, 0.5, 0.5],

@@ -13,7 +13,7 @@ from caprompt.callbacks.events import EpochEnded, Event, LearnStarted, TaskEvalu
 from caprompt.callbacks.metrics_log import LOG, MetricsLog
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
-from caprompt.experiments.run_folder import finished_epochs
+from caprompt.experiments.run_folder import read_finished_epochs
 
 COLORS = ("red", "green", "blue", "yellow")
 
@@ -76,7 +76,7 @@ def test_resumed_run_has_every_line_once(config: RunConfig, tmp_path: Path) -> N
 
 
 def test_folder_without_a_model_has_no_finished_epochs(tmp_path: Path) -> None:
-    assert finished_epochs(tmp_path / "model") == []
+    assert read_finished_epochs(tmp_path / "model") == []
 
 
 KILLED = """

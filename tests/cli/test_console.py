@@ -27,7 +27,7 @@ def test_messages_go_to_stderr_with_flags() -> None:
 @pytest.mark.parametrize(
     ("message", "printed"),
     [
-        ("cannot be had with protocol='released'", "cannot be had with --protocol released"),
+        ("not available with protocol='released'", "not available with --protocol released"),
         ("say where it is with backbone=...", "say where it is with --backbone"),
         ("the file 'resume=True' is missing", "the file 'resume=True' is missing"),
         ("the file 'runs/resume=True' is missing", "the file 'runs/resume=True' is missing"),

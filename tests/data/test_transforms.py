@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from caprompt.data import transforms
 from caprompt.data.images import Pixels
-from caprompt.data.transforms import EvalTransform, TrainTransform, Transform, crop_box, render
+from caprompt.data.transforms import EvalTransform, TrainTransform, Transform, draw_crop_box, render
 from caprompt.errors import OptionError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -47,7 +47,7 @@ def test_evaluation_is_bit_equal_to_torchvision() -> None:
 
 def test_training_is_bit_equal_to_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     # torchvision 0.28: resized_crop(top 3, left 5, 20 x 30), hflip, adjust_brightness(1.2), to_tensor, normalize
-    monkeypatch.setattr(transforms, "crop_box", lambda *_: (5, 3, 35, 23))
+    monkeypatch.setattr(transforms, "draw_crop_box", lambda *_: (5, 3, 35, 23))
     result = apply(TrainTransform(16, MEAN, STD, brightness=0.25), PATTERN, Draws(0.49, 1.2))
     assert zlib.crc32(result.tobytes()) == 94868617
 
@@ -105,7 +105,7 @@ def test_same_generator_state_gives_same_bits() -> None:
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 10**6))
 def test_crops_are_inside_and_within_the_ratio(width: int, height: int, seed: int) -> None:
-    left, top, right, bottom = crop_box(width, height, (0.08, 1.0), (3 / 4, 4 / 3), np.random.default_rng(seed))
+    left, top, right, bottom = draw_crop_box(width, height, (0.08, 1.0), (3 / 4, 4 / 3), np.random.default_rng(seed))
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     w, h = right - left, bottom - top
@@ -115,7 +115,7 @@ def test_crops_are_inside_and_within_the_ratio(width: int, height: int, seed: in
 
 def test_crops_cover_the_allowed_areas() -> None:
     rng = np.random.default_rng(0)
-    boxes = [crop_box(100, 100, (0.1, 0.6), (3 / 4, 4 / 3), rng) for _ in range(300)]
+    boxes = [draw_crop_box(100, 100, (0.1, 0.6), (3 / 4, 4 / 3), rng) for _ in range(300)]
     areas = [(right - left) * (bottom - top) / 10_000 for left, top, right, bottom in boxes]
     assert 0.09 < min(areas) < 0.15
     assert 0.55 < max(areas) < 0.61
@@ -128,4 +128,4 @@ def test_crops_cover_the_allowed_areas() -> None:
 )
 def test_fallback_is_the_largest_central_crop(width: int, height: int, box: tuple[int, ...]) -> None:
     # an area of twice the image never fits
-    assert crop_box(width, height, (2.0, 2.0), (3 / 4, 4 / 3), np.random.default_rng(0)) == box
+    assert draw_crop_box(width, height, (2.0, 2.0), (3 / 4, 4 / 3), np.random.default_rng(0)) == box

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from caprompt.callbacks.events import EpochEnded, Event, StepEnded
-from caprompt.engine.trainer import TrainingStep, build_optimizer, fit, learning_rate_factor, make_step, trainable_parameters
+from caprompt.engine.trainer import (
+    TrainingStep,
+    build_optimizer,
+    compute_learning_rate_factor,
+    fit,
+    get_trainable_parameters,
+    make_step,
+)
 from caprompt.methods import build_method
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
@@ -91,7 +98,7 @@ def test_gradient_norm_is_clipped() -> None:
 
     def measure_norm(event: Event) -> None:
         if isinstance(event, StepEnded):
-            gradients = [parameter.grad for parameter in trainable_parameters(method) if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in get_trainable_parameters(method) if parameter.grad is not None]
             norms.append(float(torch.cat([gradient.flatten() for gradient in gradients]).norm()))
 
     fit(method, make_batches, callback=measure_norm)
@@ -102,7 +109,7 @@ def test_method_without_epochs_is_not_trained() -> None:
     """It may have no trainable parameter, and its batches are not loaded."""
     method = build_method("ncm", tiny_vit(), {})
     method.begin_task(2, torch.Generator())
-    assert not trainable_parameters(method)
+    assert not get_trainable_parameters(method)
     events: list[Event] = []
     loaded_epochs: list[int] = []
     fit(method, lambda epoch: loaded_epochs.append(epoch) or make_batches(epoch), callback=events.append)  # type: ignore[func-returns-value]
@@ -120,7 +127,7 @@ def test_proxy_head_has_the_learning_rate_of_the_head() -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
 def test_schedule_starts_at_one_and_never_increases(schedule: str) -> None:
-    factors = [learning_rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
+    factors = [compute_learning_rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
     assert factors[0] == 1
     assert factors == sorted(factors, reverse=True)
     assert (factors[-1] < 1) == (schedule != "constant")

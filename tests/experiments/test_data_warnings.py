@@ -4,12 +4,12 @@ import pytest
 
 from caprompt.backbones.registry import MODELS
 from caprompt.backbones.weights import DEFAULT_BACKBONE
-from caprompt.experiments.data_warnings import duplicate_warning, pretraining_labels, pretraining_warning
+from caprompt.experiments.data_warnings import find_pretraining_labels, make_duplicate_warning, make_pretraining_warning
 
 
 def test_duplicate_warning() -> None:
-    assert duplicate_warning(0, 100) is None
-    assert duplicate_warning(3, 1000) == "3 of the 1,000 test images are also among the training images"
+    assert make_duplicate_warning(0, 100) is None
+    assert make_duplicate_warning(3, 1000) == "3 of the 1,000 test images are also among the training images"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_duplicate_warning() -> None:
     ],
 )
 def test_pretraining_labels_of_registered_backbones(tags: tuple[str, ...], labels: str | None) -> None:
-    assert {pretraining_labels(name) for name, model in MODELS.items() if model.tag in tags} == {labels}
+    assert {find_pretraining_labels(name) for name, model in MODELS.items() if model.tag in tags} == {labels}
 
 
 def test_tags_above_are_those_of_all_registered_backbones() -> None:
@@ -33,11 +33,11 @@ def test_tags_above_are_those_of_all_registered_backbones() -> None:
 def test_pretraining_warning_only_for_known_overlaps() -> None:
     supervised = "vit_base_patch16_224.orig_in21k"
     assert "labels of ImageNet-21k, which include the classes of ImageNet-R" in (
-        pretraining_warning(supervised, "imagenet-r") or ""
+        make_pretraining_warning(supervised, "imagenet-r") or ""
     )
-    assert "classes of Tiny-ImageNet" in (pretraining_warning("deit_tiny_patch16_224", "tiny-imagenet") or "")
-    assert "through its teacher" in (pretraining_warning(DEFAULT_BACKBONE, "tiny-imagenet") or "")
+    assert "classes of Tiny-ImageNet" in (make_pretraining_warning("deit_tiny_patch16_224", "tiny-imagenet") or "")
+    assert "through its teacher" in (make_pretraining_warning(DEFAULT_BACKBONE, "tiny-imagenet") or "")
     for dataset in ("cifar100", "cub200", "digits", "photos/imagenet-r", ""):
-        assert pretraining_warning(supervised, dataset) is None
+        assert make_pretraining_warning(supervised, dataset) is None
     for backbone in ("vit_base_patch16_224.dino", "vit_base_patch16_clip_224.openai", "my_weights"):
-        assert pretraining_warning(backbone, "imagenet-r") is None
+        assert make_pretraining_warning(backbone, "imagenet-r") is None

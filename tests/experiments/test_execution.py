@@ -140,7 +140,7 @@ def test_give_task_is_marked_as_oracle(config: RunConfig, tmp_path: Path) -> Non
 
 def test_curve_of_a_leaking_run_has_a_title(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = []
-    monkeypatch.setattr("caprompt.experiments.plots.accuracy_curve", lambda runs, path, title: titles.append(title))
+    monkeypatch.setattr("caprompt.experiments.plots.plot_accuracy_curve", lambda runs, path, title: titles.append(title))
     run_experiment(config, tmp_path / "honest")
     run_experiment(
         config.model_copy(update={"options": {**QUICK, "protocol": "released", "classifier": "aligned"}}), tmp_path / "released"

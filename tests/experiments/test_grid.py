@@ -242,12 +242,12 @@ def is_gone(group: int, timeout: float = 20.0) -> bool:
 def test_ctrl_c_is_deferred_while_a_process_starts() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with grid._interrupt_deferred():
+        with grid._defer_interrupt():
             os.kill(os.getpid(), signal.SIGINT)
             steps.append("started")
         steps.append("never")
     assert steps == ["started"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with grid._interrupt_deferred():
+    with grid._defer_interrupt():
         steps.append("undisturbed")
     assert steps[-1] == "undisturbed"

@@ -8,7 +8,7 @@ import torch
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, UnknownNameError
-from caprompt.experiments.config import build_run_config, preset_settings
+from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.experiments.presets import HERE, list_presets, load_preset
 from caprompt.methods import build_method, list_methods
 from caprompt.utils.files import read_toml
@@ -182,7 +182,7 @@ def test_budget_preset_is_shared_apart_from_rates_and_options_of_a_method(method
 def test_budget_preset_has_the_learning_rate_of_the_paper_for_its_classifier() -> None:
     assert load_preset("budget", "caprompt", "cifar100", SUPERVISED, {"classifier": "aligned"}) == {**BUDGET, "projections": 10_000}
     overrides = {"classifier": "aligned", "dataset": "cifar100"}
-    assert preset_settings("budget", overrides)["learning_rate"] == 3e-3
+    assert load_preset_settings("budget", overrides)["learning_rate"] == 3e-3
 
 
 @pytest.mark.parametrize("name", ["budget", "paper"])

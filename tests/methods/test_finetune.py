@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import TINY, equal_tensors, tiny_vit
 
-from caprompt.engine.trainer import build_optimizer, trainable_parameters
+from caprompt.engine.trainer import build_optimizer, get_trainable_parameters
 from caprompt.methods.finetune import FineTune, FineTuneOptions
 from caprompt.methods.options import Options
 
@@ -28,7 +28,7 @@ def train_step(method: FineTune) -> None:
 def test_copy_equals_backbone_before_training() -> None:
     method = make_method()
     torch.testing.assert_close(method.features(IMAGES), tiny_vit()(IMAGES))
-    assert len(trainable_parameters(method)) == len(list(method.vit.parameters())) + 2
+    assert len(get_trainable_parameters(method)) == len(list(method.vit.parameters())) + 2
 
 
 def test_step_changes_every_weight_of_the_copy_and_none_of_the_backbone() -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.trainer import trainable_parameters
+from caprompt.engine.trainer import get_trainable_parameters
 from caprompt.methods.inflora import InfLoRA, InfLoRAOptions, KeyValueUpdate, ProtectedSubspaces, find_missing_directions
 
 SIZE = TINY.image_size
@@ -29,7 +29,7 @@ def train_task(method: InfLoRA, seed: int) -> Tensor:
     images, labels = random_images(seed), method.num_known_classes + torch.arange(12) % 2
     batches = [(images[:8], labels[:8]), (images[8:], labels[8:])]
     method.prepare(batches, torch.Generator())
-    optimizer = torch.optim.SGD(trainable_parameters(method), lr=0.5)
+    optimizer = torch.optim.SGD(get_trainable_parameters(method), lr=0.5)
     for _ in range(5):
         optimizer.zero_grad()
         method.loss(images, labels)["ce"].backward()
@@ -133,7 +133,7 @@ def test_state_does_not_grow_with_tasks() -> None:
         train_task(method, task)
     assert {name: tensor.shape for name, tensor in method.state().items() if not name.startswith("head.")} == shapes
     assert method.predict(random_images(0)).logits.isfinite().all()
-    assert {id(parameter) for parameter in trainable_parameters(method)} == {
+    assert {id(parameter) for parameter in get_trainable_parameters(method)} == {
         id(p) for p in (method.up, method.head.weight, method.head.bias)
     }
 

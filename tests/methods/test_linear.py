@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 
-from caprompt.engine.trainer import trainable_parameters
+from caprompt.engine.trainer import get_trainable_parameters
 from caprompt.methods.linear import Linear
 from caprompt.methods.templates import BaselineOptions
 
@@ -22,7 +22,7 @@ def test_head_reads_frozen_features_and_nothing_else_is_trained() -> None:
     method = make_method()
     expected = tiny_vit()(IMAGES) @ method.head.weight.T + method.head.bias
     torch.testing.assert_close(method.predict(IMAGES).logits, expected.detach())
-    assert sum(parameter.numel() for parameter in trainable_parameters(method)) == 5 * (TINY.width + 1)
+    assert sum(parameter.numel() for parameter in get_trainable_parameters(method)) == 5 * (TINY.width + 1)
 
 
 def test_old_rows_get_no_gradient_when_masked() -> None:

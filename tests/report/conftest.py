@@ -13,7 +13,7 @@ COLORS = ("red", "green", "blue", "yellow", "cyan", "orange")
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
-    """A folder of finished runs on one data set: two seeds, another method, one that leaks, and a joint one. Read-only."""
+    """A folder of finished runs on one dataset: two seeds, another method, one that leaks, and a joint one. Read-only."""
     folder = tmp_path_factory.mktemp("reported")
     write_squares(folder / "data" / "train", COLORS)
     write_squares(folder / "data" / "test", COLORS, each=4, start=50)

@@ -40,7 +40,7 @@ def test_large_images_are_downscaled() -> None:
 
 @pytest.fixture
 def moved(runs: Path, tmp_path: Path) -> Path:
-    """A run whose data set is at another path."""
+    """A run whose dataset is at another path."""
     folder = Path(shutil.copytree(runs / "seed0", tmp_path / "run"))
     plan = json.loads((folder / "run.json").read_text())
     plan["config"]["dataset"] = str(tmp_path / "data")
@@ -51,7 +51,7 @@ def moved(runs: Path, tmp_path: Path) -> Path:
 def test_missing_data_set_gives_a_note(moved: Path) -> None:
     thumbnails = make_thumbnails(read_run(moved, "run"), [0])
     assert thumbnails.urls == {}
-    assert thumbnails.note == "No images: the data set of this run is not available."
+    assert thumbnails.note == "No images: the dataset of this run is not available."
 
 
 def test_changed_data_set_gives_a_note(moved: Path) -> None:

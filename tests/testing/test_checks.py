@@ -11,13 +11,13 @@ from helpers import ROOT
 from caprompt.methods import get_method, list_methods, registry
 from caprompt.methods.linear import Linear
 from caprompt.methods.options import Options
-from caprompt.testing import Check, check_method, list_checks, model_factory
+from caprompt.testing import Check, check_method, list_checks, make_model_factory
 
 
 @pytest.mark.parametrize("check", list_checks(), ids=str)
 @pytest.mark.parametrize("name", list_methods())
 def test_method_passes(name: str, check: Check, backbone: Path) -> None:
-    check(model_factory(name, backbone))
+    check(make_model_factory(name, backbone))
 
 
 def test_gpu_checks_are_listed_only_with_a_gpu() -> None:

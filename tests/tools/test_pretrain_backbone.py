@@ -11,7 +11,7 @@ import torch
 from helpers import ROOT, tiny_vit, write_backbone, write_squares
 
 from caprompt.backbones import ViTConfig, load_backbone
-from caprompt.utils.files import sha256_of
+from caprompt.utils.files import compute_sha256
 
 COLORS = ["red", "green", "blue"]
 SMALL = ["--size=16", "--patch=4", "--width=16", "--depth=1", "--heads=2", "--batch-size=6", "--lr=3e-3", "--device=cpu"]
@@ -99,7 +99,7 @@ def test_resumed_training_gives_the_same_weights(
     monkeypatch.setattr(pretrain, "run_epoch", lambda args, epoch, *rest: epochs.append(epoch) or run_epoch(args, epoch, *rest))
     pretrain.main([*options, f"--out={interrupted}", "--resume"])
     assert epochs == [2, 3, 4]
-    assert sha256_of(interrupted) == sha256_of(tmp_path / "whole.safetensors")
+    assert compute_sha256(interrupted) == compute_sha256(tmp_path / "whole.safetensors")
 
 
 def test_checkpoint_of_another_network_is_rejected(pretrain: ModuleType, images: Path, tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 from caprompt.errors import InputError
 from caprompt.utils.files import (
     commit,
-    current_path,
+    compute_sha256,
     encode_json,
     finish_commit,
+    get_current_path,
     read_json,
     read_toml,
-    sha256_of,
     write_bytes,
     write_json,
 )
@@ -113,7 +113,7 @@ def test_killed_while_syncing_the_old_file_is_whole_and_a_later_write_succeeds(
         patch.setattr(os, "fsync", kill)
         with pytest.raises(KilledError):
             write(tmp_path / "a", NEW)
-    assert current_path(tmp_path, "a").read_bytes() == OLD
+    assert get_current_path(tmp_path, "a").read_bytes() == OLD
     write(tmp_path / "a", NEW)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == NEW
@@ -124,8 +124,8 @@ def test_interrupted_commit_is_read_from_ready_and_finished_later(tmp_path: Path
     ready = tmp_path / ".ready"
     ready.mkdir()
     (ready / "b").write_bytes(NEW)
-    assert current_path(tmp_path, "a") == tmp_path / "a"
-    assert current_path(tmp_path, "b").read_bytes() == NEW
+    assert get_current_path(tmp_path, "a") == tmp_path / "a"
+    assert get_current_path(tmp_path, "b").read_bytes() == NEW
     finish_commit(tmp_path)
     assert not ready.exists()
     assert ((tmp_path / "a").read_bytes(), (tmp_path / "b").read_bytes()) == (OLD, NEW)
@@ -188,6 +188,6 @@ def test_read_toml_errors_name_the_file(tmp_path: Path, content: bytes | None, m
 
 def test_sha256_of_small_and_large_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
-    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert compute_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     (tmp_path / "a").write_bytes(b"a" * 3_000_000)  # more than one block
-    assert sha256_of(tmp_path / "a") == "2a152c894398719c0570f83fac34ac03a0f6e8e474b995c2403aa5434f7b9dd4"
+    assert compute_sha256(tmp_path / "a") == "2a152c894398719c0570f83fac34ac03a0f6e8e474b995c2403aa5434f7b9dd4"

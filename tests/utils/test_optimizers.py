@@ -5,7 +5,7 @@ import torch
 from helpers import TINY, equal_tensors, tiny_vit
 from torch import Tensor, nn
 
-from caprompt.engine.trainer import build_optimizer, trainable_parameters
+from caprompt.engine.trainer import build_optimizer, get_trainable_parameters
 from caprompt.methods import build_method
 from caprompt.methods.base import Method
 from caprompt.utils.optimizers import get_optimizer_state, load_optimizer_state, make_optimizer, set_learning_rates
@@ -40,7 +40,7 @@ def test_frozen_parameters_are_in_no_group() -> None:
     method.head.requires_grad_(False)
     groups = build_optimizer(method).param_groups
     assert [parameter for group in groups for parameter in group["params"]] == [method.prompt]
-    assert trainable_parameters(method) == [method.prompt]
+    assert get_trainable_parameters(method) == [method.prompt]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_learning_rates_are_multiples_of_their_base() -> None:
 def test_optimizer_state_round_trip() -> None:
     method = make_method()
     source, target = build_optimizer(method), build_optimizer(method)
-    step_and_measure(source, trainable_parameters(method))
+    step_and_measure(source, get_trainable_parameters(method))
     assert not get_optimizer_state(target)
     load_optimizer_state(target, get_optimizer_state(source))
     assert equal_tensors(get_optimizer_state(source), get_optimizer_state(target))

@@ -24,7 +24,7 @@ from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF_MEAN, HALF_ST
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError, first_line
 
-__all__ = ["MODELS", "SUFFIXES", "Model", "backbones_directory", "find_file", "find_local_file", "identify_model"]
+__all__ = ["MODELS", "SUFFIXES", "Model", "find_file", "find_local_file", "get_backbones_directory", "identify_model"]
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 CONNECT_TIMEOUT = 3  # seconds until the hub counts as unreachable
@@ -93,7 +93,7 @@ MODELS = {
 }
 
 
-def backbones_directory() -> Path:
+def get_backbones_directory() -> Path:
     """Return the directory that users put weights files into."""
     return Path(os.environ.get("CAPROMPT_BACKBONES") or "~/.cache/caprompt/backbones").expanduser()
 
@@ -101,7 +101,7 @@ def backbones_directory() -> Path:
 def find_local_file(model: Model) -> Path | None:
     """Return the model's file if it is on this machine."""
     for suffix in SUFFIXES:
-        if (path := backbones_directory() / f"{model.name}{suffix}").is_file():
+        if (path := get_backbones_directory() / f"{model.name}{suffix}").is_file():
             return path
     if model.repo is None:
         return None
@@ -126,7 +126,7 @@ def find_file(model: Model) -> Path:
         return path
     if model.repo is None:
         raise InputError(f"the weights of '{model.name}' are not on the hub; {_explain_download(model)}")
-    if not hub_is_reachable():
+    if not is_hub_reachable():
         raise InputError(
             f"the weights of '{model.name}' are not on this machine and the hub cannot be reached; {_explain_download(model)}"
         )
@@ -141,7 +141,7 @@ def find_file(model: Model) -> Path:
         ) from error
 
 
-def hub_is_reachable() -> bool:
+def is_hub_reachable() -> bool:
     """Return whether the hub is reachable; huggingface_hub itself would retry for half a minute."""
     from huggingface_hub import constants
 
@@ -162,4 +162,4 @@ def _explain_download(model: Model) -> str:
     """Say which file to put where."""
     suffix = next((suffix for suffix in SUFFIXES if model.file.endswith(suffix)), ".pth")
     source = f"from https://huggingface.co/{model.repo}" if model.repo else f"from {model.page}"
-    return f"put '{model.file}' {source} at '{backbones_directory() / (model.name + suffix)}'"
+    return f"put '{model.file}' {source} at '{get_backbones_directory() / (model.name + suffix)}'"

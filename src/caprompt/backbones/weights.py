@@ -35,7 +35,7 @@ from caprompt.backbones.converters import convert_to_timm, infer_config
 from caprompt.backbones.registry import MODELS, SUFFIXES, find_file, find_local_file, identify_model
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.errors import InputError, UnknownNameError, first_line
-from caprompt.utils.files import read_json, sha256_of
+from caprompt.utils.files import compute_sha256, read_json
 
 __all__ = [
     "DEFAULT_BACKBONE",
@@ -149,7 +149,7 @@ def read_backbone_file(path: Path, name: str) -> Backbone:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"'{path}' does not hold a plain ViT in a known layout ({error})") from error
     _check_weights(path, name, config, converted.weights)
-    return Backbone(name, path.absolute(), sha256_of(path), config, mean, std, converted.weights)
+    return Backbone(name, path.absolute(), compute_sha256(path), config, mean, std, converted.weights)
 
 
 def _check_weights(path: Path, name: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> None:

@@ -32,7 +32,7 @@ class MetricsLog:
         self.path = path
         self.task = 0
         records = [{"task": epoch["call"] + 1, **{key: epoch[key] for key in epoch if key != "call"}} for epoch in epochs]
-        records += [evaluation_record(matrix[: task + 1]) for task in range(len(matrix))]
+        records += [make_evaluation_record(matrix[: task + 1]) for task in range(len(matrix))]
         records.sort(key=lambda record: int(record["task"]))  # stable: the epochs of a task, then its evaluation
         files.write_bytes(path, "".join(map(_encode_line, records)).encode())
 
@@ -43,7 +43,7 @@ class MetricsLog:
         elif isinstance(event, EpochEnded):
             self._append({"task": self.task, **event.as_record()})
         elif isinstance(event, TaskEvaluated):
-            self._append(evaluation_record(event.matrix))
+            self._append(make_evaluation_record(event.matrix))
 
     def _append(self, record: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -52,10 +52,10 @@ class MetricsLog:
             os.fsync(file.fileno())
 
 
-def evaluation_record(matrix: Matrix) -> dict[str, Any]:
+def make_evaluation_record(matrix: Matrix) -> dict[str, Any]:
     """Return the record of the evaluation after the last task of an accuracy matrix.
 
-    >>> evaluation_record([[90.0], [80.0, 100.0]])
+    >>> make_evaluation_record([[90.0], [80.0, 100.0]])
     {'task': 2, 'ACC': 90.0, 'AF': 10.0, 'accuracies': [80.0, 100.0]}
     """
     values = {"ACC": metrics.average_accuracy(matrix), "AF": metrics.forgetting(matrix)}

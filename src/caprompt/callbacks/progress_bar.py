@@ -16,7 +16,7 @@ REFRESH_SECONDS = 0.25  # losses are on the device, and reading them waits for i
 
 
 class ProgressBar:
-    """A callback that draws a bar: `with ProgressBar(console) as listen: model.learn(..., callbacks=listen)`."""
+    """A callback that draws a bar: `with ProgressBar(console) as bar: model.learn(..., callbacks=bar)`."""
 
     def __init__(self, console: Console) -> None:
         columns = (

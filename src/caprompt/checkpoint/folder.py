@@ -25,9 +25,9 @@ from torch import Tensor
 
 from caprompt import __version__
 from caprompt.errors import ModelFolderError
-from caprompt.utils.files import commit, current_path, encode_json, finish_commit
+from caprompt.utils.files import commit, encode_json, finish_commit, get_current_path
 
-__all__ = ["FORMAT", "Saved", "discard", "exists", "read", "read_config", "write"]
+__all__ = ["CONFIG", "FORMAT", "STATE", "Saved", "discard", "exists", "read", "read_config", "write"]
 
 FORMAT = 2  # since 2, only one triangle of the symmetric sums of ridge regression is saved
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Saved:
 
 def exists(folder: Path) -> bool:
     """Return whether the folder holds a complete model."""
-    return current_path(folder, CONFIG).is_file()
+    return get_current_path(folder, CONFIG).is_file()
 
 
 def write(folder: Path, saved: Saved) -> None:
@@ -112,7 +112,7 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
     if not exists(folder):
         raise ModelFolderError(f"'{folder}' does not hold a caprompt model (it has no {CONFIG})")
     try:
-        config: dict[str, Any] = json.loads(current_path(folder, CONFIG).read_bytes())
+        config: dict[str, Any] = json.loads(get_current_path(folder, CONFIG).read_bytes())
         version = int(config["format"])
         own_digest = config.pop("sha256", None)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -127,7 +127,7 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
-    path = current_path(folder, name)
+    path = get_current_path(folder, name)
     if not path.is_file():
         raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a backup")
     content = path.read_bytes()

@@ -15,7 +15,7 @@ from caprompt.backbones.weights import Backbone, list_packaged, load_backbone
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.methods.options import validate_options
 from caprompt.utils.devices import FP8, has_float8
-from caprompt.utils.files import sha256_of
+from caprompt.utils.files import compute_sha256
 
 __all__ = [
     "IN_PROGRESS",
@@ -80,7 +80,7 @@ def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Te
 def load_saved_backbone(saved: Mapping[str, str], folder: Path, override: str | Path | None) -> Backbone:
     """Load the backbone that a model was trained on, from `override` or the saved path, and verify its hash."""
     packaged = list_packaged().get(saved["name"])
-    path = override or (packaged if packaged and sha256_of(packaged) == saved["sha256"] else saved["path"])
+    path = override or (packaged if packaged and compute_sha256(packaged) == saved["sha256"] else saved["path"])
     if override is None and not Path(path).is_file():
         raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{path}'; say where it is with backbone=...")
     backbone = load_backbone(path)

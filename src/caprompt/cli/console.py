@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from caprompt.protocols import leak_warning
+from caprompt.protocols import make_leak_warning
 
 if TYPE_CHECKING:
     from caprompt.classifier import ContinualClassifier
@@ -64,6 +64,6 @@ def print_warnings(messages: Iterable[str]) -> None:
 
 def print_protocol_warning(model: ContinualClassifier) -> dict[str, str]:
     """Print a warning if the predictions of a model leak; return the entry that marks them in JSON output."""
-    message = leak_warning(model.method.options)
+    message = make_leak_warning(model.method.options)
     print_warnings([message] if message else [])
     return {"protocol": "released"} if message else {}

@@ -22,7 +22,7 @@ from PIL import Image, ImageEnhance
 from caprompt.data.images import Pixels
 from caprompt.errors import OptionError
 
-__all__ = ["Color", "EvalTransform", "TrainTransform", "Transform", "View", "crop_box", "render"]
+__all__ = ["Color", "EvalTransform", "TrainTransform", "Transform", "View", "draw_crop_box", "render"]
 
 Color: TypeAlias = tuple[float, float, float]
 Box: TypeAlias = tuple[int, int, int, int]
@@ -80,7 +80,7 @@ class TrainTransform:
 
     def make_view(self, width: int, height: int, rng: np.random.Generator) -> View:
         """Draw a random view from `rng`."""
-        box = crop_box(width, height, self.crop_scale, self.crop_ratio, rng)
+        box = draw_crop_box(width, height, self.crop_scale, self.crop_ratio, rng)
         flip = rng.random() < self.flip
         brightness = rng.uniform(max(0.0, 1 - self.brightness), 1 + self.brightness) if self.brightness else 1.0
         return View(box, (self.size, self.size), (0, 0), flip, brightness)
@@ -125,13 +125,13 @@ def render(image: Pixels, view: View, transform: Transform) -> NDArray[np.float3
     return _normalize(part, transform.mean, transform.std)
 
 
-def crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator) -> Box:
+def draw_crop_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator) -> Box:
     """Draw a random crop as (left, top, right, bottom), as torchvision's RandomResizedCrop does.
 
     Area and aspect ratio are drawn up to ten times; if no crop fits, the largest central one of an
     allowed ratio is used.
 
-    >>> crop_box(400, 100, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
+    >>> draw_crop_box(400, 100, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0))
     (150, 0, 250, 100)
     """
     for _ in range(10):

@@ -59,8 +59,8 @@ def map_samples(
 ) -> tuple[list[Result], list[int]]:
     """Apply a function of images (B, 3, S, S) and targets (B,) to samples, batch by batch, without augmentation.
 
-    `groups` has a number for each sample: a protocol may ask that no batch mixes two of them. Returns the results, and the order of
-    the samples behind them.
+    `groups` has an integer for each sample: a protocol may require that no batch mixes two groups. Return the results, and the
+    order of the samples behind them.
     """
     everything = [(list(range(len(samples))), batch_size)]
     parts = everything if groups is None else group_for_batches(options, groups, batch_size)
@@ -86,18 +86,18 @@ def predict_samples(
 ) -> MethodOutput:
     """Run a model over N samples and return its output in their order.
 
-    `tasks` are the samples' true tasks: a protocol may ask for batches of one task, and `give_task` passes them to the model.
+    `tasks` are the samples' true tasks: a protocol may require batches of one task, and `give_task` passes them to the model.
     """
 
     def predict_batch(images: Tensor, own_tasks: Tensor) -> MethodOutput:
         return predict(images, own_tasks if give_task else None)
 
-    numbers = [0] * len(samples) if tasks is None else tasks
-    outputs, order = map_samples(predict_batch, pipeline, samples, numbers, options, batch_size, groups=tasks)
-    back = torch.tensor(order).argsort()  # the row of each sample
+    targets = [0] * len(samples) if tasks is None else tasks
+    outputs, order = map_samples(predict_batch, pipeline, samples, targets, options, batch_size, groups=tasks)
+    rows = torch.tensor(order).argsort()  # the output row of each sample
     fields = ("logits", "task_weights", "passes")
     joined = (torch.cat([getattr(output, name) for output in outputs]) for name in fields)
-    return MethodOutput(*(tensor[back.to(tensor.device)] for tensor in joined))
+    return MethodOutput(*(tensor[rows.to(tensor.device)] for tensor in joined))
 
 
 class Float32Backbone:

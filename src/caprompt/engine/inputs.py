@@ -18,8 +18,7 @@ from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
 from caprompt.utils.random import derive_seed
 
-__all__ = ["InputPipeline", "RepeatableBatches"]
-
+__all__ = ["DECODE_FACTOR", "InputPipeline", "RepeatableBatches"]
 
 DECODE_FACTOR = 4  # photos are stored at most this many times as large as the network's input
 CACHE_BYTES = 2 * 1024**3  # of decoded images cached in memory

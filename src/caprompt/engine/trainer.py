@@ -20,7 +20,7 @@ from caprompt.methods.options import Options
 from caprompt.utils.cuda_graphs import capture
 from caprompt.utils.optimizers import load_optimizer_state, make_optimizer, set_learning_rates
 
-__all__ = ["TrainingStep", "build_optimizer", "fit", "learning_rate_factor", "make_step", "trainable_parameters"]
+__all__ = ["TrainingStep", "build_optimizer", "compute_learning_rate_factor", "fit", "get_trainable_parameters", "make_step"]
 
 
 class TrainingStep:
@@ -29,7 +29,7 @@ class TrainingStep:
     def __init__(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
         self.method = method
         self.optimizer = optimizer
-        self.parameters = trainable_parameters(method)
+        self.parameters = get_trainable_parameters(method)
 
     def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Train on images (B, 3, S, S) and labels (B,); return the terms of the loss."""
@@ -68,7 +68,7 @@ def fit(
     for epoch in range(start, epochs):
         start_time, num_images = time.perf_counter(), 0
         sums: dict[str, Tensor] = {}
-        set_learning_rates(optimizer, learning_rate_factor(options, epoch, epochs))
+        set_learning_rates(optimizer, compute_learning_rate_factor(options, epoch, epochs))
         for images, labels in batches(epoch):
             losses = step(images.to(device), labels.to(device))
             num_images += images.shape[0]
@@ -84,14 +84,14 @@ def fit(
     optimizer.zero_grad()  # parameters that the task froze should not carry their last gradient along
 
 
-def trainable_parameters(method: Method) -> list[nn.Parameter]:
+def get_trainable_parameters(method: Method) -> list[nn.Parameter]:
     """Return the parameters that are trained in the current task."""
     return [parameter for parameter in method.parameters() if parameter.requires_grad]
 
 
 def build_optimizer(method: Method) -> torch.optim.Optimizer:
     """Return the optimizer of one task: a parameter group for the head and one for everything else that is trained."""
-    options, head, trained = method.options, set(method.trained_head.parameters()), trainable_parameters(method)
+    options, head, trained = method.options, set(method.trained_head.parameters()), get_trainable_parameters(method)
     groups = [
         ([parameter for parameter in trained if parameter not in head], options.learning_rate),
         ([parameter for parameter in trained if parameter in head], options.learning_rate * options.head_rate),
@@ -99,12 +99,12 @@ def build_optimizer(method: Method) -> torch.optim.Optimizer:
     return make_optimizer(options.optimizer, groups, momentum=options.momentum, weight_decay=options.weight_decay)
 
 
-def learning_rate_factor(options: Options, epoch: int, epochs: int) -> float:
+def compute_learning_rate_factor(options: Options, epoch: int, epochs: int) -> float:
     """Return the learning rate of an epoch among `epochs`, relative to the first one's.
 
-    >>> [round(learning_rate_factor(Options(schedule="cosine"), epoch, 4), 2) for epoch in range(4)]
+    >>> [round(compute_learning_rate_factor(Options(schedule="cosine"), epoch, 4), 2) for epoch in range(4)]
     [1.0, 0.85, 0.5, 0.15]
-    >>> [learning_rate_factor(Options(schedule="step", step_at=0.6), epoch, 50) for epoch in (29, 30)]
+    >>> [compute_learning_rate_factor(Options(schedule="step", step_at=0.6), epoch, 50) for epoch in (29, 30)]
     [1.0, 0.1]
     """
     if options.schedule == "cosine":

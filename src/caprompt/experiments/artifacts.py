@@ -1,11 +1,11 @@
 """What a finished run saves besides its accuracies: the final test image by image, and the cost of the model.
 
-`predictions.npz` holds no image and no file name, only arrays for the N test images in the order of the data set:
+`predictions.npz` holds no image and no file name, only arrays for the N test images in the order of the dataset:
     classes  (C,)       names; the indices below refer to it
     true     (N,)       the class of each image
     answer   (N,)       the predicted class
     score    (N,)       the probability of that class
-    cycles   (K,)       numbers of cycles that were tried besides; a single 0 where the method has no cycles
+    cycles   (K,)       further numbers of cycles that were tested; a single 0 where the method has no cycles
     answers  (K, N)     the class predicted with each of them
     weights  (K, N, T)  the task weights behind it
 `cost.json` holds what the training seconds in `results.json` leave out: memory, parameters, bytes stored per class, test speed.

@@ -39,9 +39,9 @@ __all__ = [
     "audit",
     "count_changed",
     "find_data_warnings",
-    "joint_warning",
     "list_arrangements",
     "load_audit_images",
+    "make_joint_warning",
     "read_joint_summary",
     "save_with_run",
 ]
@@ -175,11 +175,14 @@ def find_data_warnings(
     """Return warnings about test images that were trained on, and labels that the backbone was pre-trained with."""
     dataset = source if source in DATASETS else _find_run_dataset(folder)
     repeated = len(find_duplicates(test, trained_on)) if trained_on else 0
-    return [data_warnings.duplicate_warning(repeated, len(test)), data_warnings.pretraining_warning(model.backbone.name, dataset)]
+    return [
+        data_warnings.make_duplicate_warning(repeated, len(test)),
+        data_warnings.make_pretraining_warning(model.backbone.name, dataset),
+    ]
 
 
 def _find_run_dataset(folder: Path) -> str:
-    """Return the data set of the run that a model folder belongs to; "" for a model that belongs to none."""
+    """Return the dataset of the run that a model folder belongs to; "" for a model that belongs to none."""
     try:
         return str(json.loads((folder.resolve().parent / "run.json").read_text(encoding="utf-8"))["config"]["dataset"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -212,7 +215,7 @@ def read_joint_summary(path: Path, model: ContinualClassifier) -> dict[str, floa
     return results.summary()
 
 
-def joint_warning(result: Audit, joint: dict[str, float], path: str) -> str | None:
+def make_joint_warning(result: Audit, joint: dict[str, float], path: str) -> str | None:
     """Return a warning if a model does better, in any arrangement, than the same method with all classes at once."""
     best = max(result.arrangements, key=lambda each: each.average_accuracy)
     pooled = max(each.accuracy for each in result.arrangements)

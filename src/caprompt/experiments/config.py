@@ -15,15 +15,22 @@ from caprompt.methods import get_method, list_methods
 from caprompt.methods.components.batch_leak import ReleasedOptions
 from caprompt.methods.options import validate_options
 
-__all__ = ["RunConfig", "build_run_config", "recommended_options", "resolve_config", "split_settings"]
+__all__ = [
+    "RunConfig",
+    "build_run_config",
+    "load_preset_settings",
+    "resolve_config",
+    "select_recommended_options",
+    "split_settings",
+]
 
 
 class RunConfig(BaseModel):
-    """Configuration of a run. `options` are those of the method; the data set may recommend some, which the caller's override."""
+    """Configuration of a run. `options` are those of the method; the dataset may recommend some, which the caller's override."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dataset: str = Field("digits", description="a data set's name, or a folder or CSV of images")
+    dataset: str = Field("digits", description="a dataset's name, or a folder or CSV of images")
     method: str = Field("caprompt", description="a method's name")
     backbone: str = Field(DEFAULT_BACKBONE, description="a backbone's name or file")
     seed: int = Field(0, ge=0, description="class order, initialization, batches and augmentation are derived from it")
@@ -52,13 +59,13 @@ class RunConfig(BaseModel):
         return value
 
 
-def recommended_options(options: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return those of a data set's recommended options that the method has."""
+def select_recommended_options(options: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return those of a dataset's recommended options that the method has."""
     known = get_method(method).options_class.model_fields
     return {name: value for name, value in options.items() if name in known}
 
 
-def preset_settings(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def load_preset_settings(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a preset, given the settings that override it."""
     defaults = RunConfig()
     method, dataset, backbone = (str(overrides.get(key, getattr(defaults, key))) for key in ("method", "dataset", "backbone"))
@@ -105,7 +112,7 @@ def resolve_config(config: RunConfig) -> RunConfig:
     """Return the same configuration with nothing left to defaults: every option of the method, and the number of tasks."""
     data = DATASETS.get(config.dataset)
     options_class = get_method(config.method).options_class
-    options = {**recommended_options(data.options if data else {}, config.method), **config.options}
+    options = {**select_recommended_options(data.options if data else {}, config.method), **config.options}
     resolved = validate_options(options_class, options, owner=config.method).model_dump(mode="json")
     tasks = config.tasks if config.tasks is not None or data is None else data.tasks
     return config.model_copy(update={"options": resolved, "tasks": tasks})

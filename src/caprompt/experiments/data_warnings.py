@@ -1,32 +1,33 @@
 """Reasons to doubt an accuracy, each a sentence: test images that were trained on, and labels that the backbone was trained with.
 
-Only certain overlaps of labels are reported. ImageNet-R and Tiny-ImageNet took their classes from ImageNet-1k, and ImageNet-21k
-has those too. CIFAR-100 and CUB-200 share some class names with ImageNet, but which of them mean the same is a matter of opinion.
+Only overlaps of labels that are certain are reported. ImageNet-R and Tiny-ImageNet took their classes from ImageNet-1k, and
+ImageNet-21k has those too. CIFAR-100 and CUB-200 share some class names with ImageNet, but which of them mean the same is a matter
+of opinion.
 """
 
 from __future__ import annotations
 
-__all__ = ["duplicate_warning", "pretraining_labels", "pretraining_warning"]
+__all__ = ["find_pretraining_labels", "make_duplicate_warning", "make_pretraining_warning"]
 
 IMAGENET_CLASSES = {"imagenet-r": "ImageNet-R", "tiny-imagenet": "Tiny-ImageNet"}
 EMBEDDED = "tin200_distilled"  # see MODEL_CARD.md
 
 
-def duplicate_warning(repeated: int, images: int) -> str | None:
+def make_duplicate_warning(repeated: int, images: int) -> str | None:
     """Return a warning if test images are among the training images.
 
-    >>> duplicate_warning(10, 10_000)
+    >>> make_duplicate_warning(10, 10_000)
     '10 of the 10,000 test images are also among the training images'
     """
     return f"{repeated:,} of the {images:,} test images are also among the training images" if repeated else None
 
 
-def pretraining_labels(backbone: str) -> str | None:
+def find_pretraining_labels(backbone: str) -> str | None:
     """Return which labels a backbone was trained with, by its name; None if self-supervised, trained on captions, or unknown.
 
-    >>> pretraining_labels("vit_base_patch16_224.augreg_in21k_ft_in1k"), pretraining_labels("deit_tiny_patch16_224")
+    >>> find_pretraining_labels("vit_base_patch16_224.augreg_in21k_ft_in1k"), find_pretraining_labels("deit_tiny_patch16_224")
     ('ImageNet-21k and ImageNet-1k', 'ImageNet-1k')
-    >>> pretraining_labels("vit_base_patch16_224.dino"), pretraining_labels("vit_base_patch16_clip_224.openai")
+    >>> find_pretraining_labels("vit_base_patch16_224.dino"), find_pretraining_labels("vit_base_patch16_clip_224.openai")
     (None, None)
     """
     tag = backbone.partition(".")[2]
@@ -39,9 +40,9 @@ def pretraining_labels(backbone: str) -> str | None:
     return " and ".join(labels) or None
 
 
-def pretraining_warning(backbone: str, dataset: str) -> str | None:
-    """Return a warning if a backbone was trained with the classes of a data set before the first task."""
-    title, labels = IMAGENET_CLASSES.get(dataset), pretraining_labels(backbone)
+def make_pretraining_warning(backbone: str, dataset: str) -> str | None:
+    """Return a warning if a backbone was trained with the classes of a dataset before the first task."""
+    title, labels = IMAGENET_CLASSES.get(dataset), find_pretraining_labels(backbone)
     if title is None or labels is None:
         return None
     return f"the backbone '{backbone}' was trained with the labels of {labels}, which include the classes of {title}"

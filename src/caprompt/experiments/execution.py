@@ -1,4 +1,4 @@
-"""Run a whole class-incremental experiment: a data set is split into tasks, learned one after another, and tested after each.
+"""Run a whole class-incremental experiment: a dataset is split into tasks, learned one after another, and tested after each.
 
 With `joint` the same tasks are learned all at once, as an upper bound: one call of `learn`, one row of results, still by task.
 
@@ -30,15 +30,15 @@ from caprompt.data.tasks import hold_out, order_classes, split_tasks
 from caprompt.data.validation import validate_images
 from caprompt.errors import DataError, InputError
 from caprompt.experiments import artifacts, data_warnings
-from caprompt.experiments.config import RunConfig, recommended_options
+from caprompt.experiments.config import RunConfig, select_recommended_options
 from caprompt.experiments.run_folder import (
     FORMAT,
     RunResult,
     TaskResult,
     check_same_plan,
-    environment,
-    finished_epochs,
+    describe_environment,
     is_empty_folder,
+    read_finished_epochs,
 )
 from caprompt.outputs import Evaluation
 from caprompt.utils import files
@@ -58,7 +58,7 @@ def run_experiment(
     """Run an experiment in its folder, or resume it there. Everything is checked before anything is written."""
     data = load_dataset(config.dataset)
     train, test = load_splits(data, config, skip_bad)
-    options = {**recommended_options(data.options, config.method), **config.options}
+    options = {**select_recommended_options(data.options, config.method), **config.options}
     tasks = _plan_tasks(config, data)
     model = ContinualClassifier(config.method, config.backbone, seed=config.seed, device=device, **options)
     plan = _make_plan(config, model, tasks, train, test)
@@ -71,15 +71,15 @@ def run_experiment(
 
     artifacts.reset_peak_memory(model.device)
     results = RunResult.load(folder)
-    log = MetricsLog(folder / LOG, finished_epochs(folder / "model"), results.matrix)
+    log = MetricsLog(folder / LOG, read_finished_epochs(folder / "model"), results.matrix)
     callback = compose(log, callbacks) if callable(callbacks) else compose(log, *callbacks)
-    lessons = [[name for names in tasks for name in names]] if config.joint else tasks
+    calls = [[name for names in tasks for name in names]] if config.joint else tasks  # the classes of each call of `learn`
     if checkpoint.exists(folder / "model"):
         model = ContinualClassifier.load(folder / "model", device=device)
     while not results.finished:
         done = len(results.rows)
         if len(model.tasks) == done:
-            model.learn(train.select_classes(lessons[done]), checkpoint_dir=folder / "model", resume=resume, callbacks=callback)
+            model.learn(train.select_classes(calls[done]), checkpoint_dir=folder / "model", resume=resume, callbacks=callback)
         output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task)
         row = _make_row(model, model.score_outputs(output, tasks if config.joint else None))
         results = replace(results, rows=[*results.rows, row])
@@ -88,11 +88,11 @@ def run_experiment(
         results.save()
         callback(TaskEvaluated(results.matrix))
     if not config.joint:
-        from caprompt.experiments.plots import accuracy_curve
+        from caprompt.experiments.plots import plot_accuracy_curve
 
         is_honest = protocols.parse_kind(results.protocol) == "honest"
         title = "" if is_honest else protocols.format_percent_title("accuracy after each task", results.protocol)
-        accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
+        plot_accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
     return results
 
 
@@ -156,7 +156,7 @@ def _make_plan(
         "skipped": [*train.skipped, *test.skipped],
         **_check_data(config, model, train, test),
         "protocol": protocols.describe_protocol(model.method.options, config.give_task, config.joint),
-        "environment": environment(model.device),
+        "environment": describe_environment(model.device),
     }
 
 
@@ -164,7 +164,7 @@ def _check_data(config: RunConfig, model: ContinualClassifier, train: Samples, t
     """Return warnings about the data and the backbone; resuming does not depend on them."""
     repeated = len(find_duplicates(test, train))
     warnings = [
-        data_warnings.duplicate_warning(repeated, len(test)),
-        data_warnings.pretraining_warning(model.backbone.name, config.dataset),
+        data_warnings.make_duplicate_warning(repeated, len(test)),
+        data_warnings.make_pretraining_warning(model.backbone.name, config.dataset),
     ]
     return {"test_images_in_training": repeated, "warnings": [warning for warning in warnings if warning]}

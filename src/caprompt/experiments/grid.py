@@ -39,7 +39,7 @@ from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import load_test_images, run_experiment
 from caprompt.experiments.provenance import PROVENANCE, describe_provenance
 from caprompt.experiments.run_folder import RunResult
-from caprompt.utils.files import sha256_of, write_json
+from caprompt.utils.files import compute_sha256, write_json
 
 __all__ = ["Cell", "GridProgress", "Measure", "NullGridProgress", "is_done", "read_failure", "read_measure", "run_cell", "run_grid"]
 
@@ -55,7 +55,7 @@ class Measure(Protocol):
 @lru_cache
 def _identify_backbone(backbone: str) -> str:
     """Return the hash of a backbone's file, wherever it is, or the name of a backbone."""
-    return sha256_of(Path(backbone)) if Path(backbone).is_file() else backbone
+    return compute_sha256(Path(backbone)) if Path(backbone).is_file() else backbone
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _run_in_processes(cells: Sequence[Cell], cells_dir: Path, device: str, jobs:
             while waiting and len(running) < jobs:
                 cell = waiting.popleft()
                 started = spawn.Process(target=_run_in_child, args=(cell, cells_dir, device, threads), daemon=True)
-                with _interrupt_deferred():
+                with _defer_interrupt():
                     started.start()
                 running[started.sentinel] = (cell, started)
                 progress.on_start(cell)
@@ -204,7 +204,7 @@ def _run_in_processes(cells: Sequence[Cell], cells_dir: Path, device: str, jobs:
 
 
 @contextmanager
-def _interrupt_deferred() -> Iterator[None]:
+def _defer_interrupt() -> Iterator[None]:
     """Defer Ctrl-C while a child process starts, in the child until it ignores the signal."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from caprompt.metrics import Matrix, incremental_accuracies
 
-__all__ = ["accuracy_curve"]
+__all__ = ["COLORS", "MARKERS", "plot_accuracy_curve"]
 
 COLORS = (
     "#0072b2",
@@ -21,7 +21,7 @@ COLORS = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # one more than there are colors, so that pairs do not repeat
 
 
-def accuracy_curve(runs: Mapping[str, Sequence[Matrix]], path: Path, title: str = "") -> None:
+def plot_accuracy_curve(runs: Mapping[str, Sequence[Matrix]], path: Path, title: str = "") -> None:
     """Draw the accuracy after each task, a line per name: the mean over its runs (seeds), with their range shaded."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

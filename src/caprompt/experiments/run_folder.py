@@ -26,11 +26,11 @@ __all__ = [
     "TaskResult",
     "check_same_plan",
     "choose_run_folder",
-    "environment",
-    "finished_epochs",
+    "describe_environment",
+    "format_run_title",
     "is_empty_folder",
+    "read_finished_epochs",
     "read_plan",
-    "run_title",
 ]
 
 FORMAT = 1  # of a run folder
@@ -40,7 +40,7 @@ REMEDY = "remove the folder and run it again, or read it with the version that w
 RUNS = Path("runs")
 
 
-def finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
+def read_finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
     """Return the finished epochs of the model in a folder, including those of a stopped call."""
     for folder in (model_folder / IN_PROGRESS, model_folder):
         if checkpoint.exists(folder) and (folder == model_folder or has_stopped_call(model_folder)):
@@ -114,7 +114,7 @@ def is_empty_folder(folder: Path) -> bool:
     return folder.is_dir() and all(path.name == ".run.json.next" for path in folder.iterdir())
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def describe_environment(device: torch.device) -> dict[str, Any]:
     """Return versions and machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     versions = {
@@ -165,7 +165,7 @@ def choose_run_folder(config: RunConfig, requested: Path | None, resume: bool, s
     if requested is not None:
         return requested / f"seed{config.seed}" if several else requested
     earlier: list[Path] = []
-    for candidate in candidate_folders(config):
+    for candidate in _iter_candidate_folders(config):
         if not candidate.exists():
             break
         if is_same_run(candidate, config):
@@ -180,16 +180,16 @@ def choose_run_folder(config: RunConfig, requested: Path | None, resume: bool, s
     return earlier[-1] if earlier else candidate
 
 
-def candidate_folders(config: RunConfig) -> Iterator[Path]:
+def _iter_candidate_folders(config: RunConfig) -> Iterator[Path]:
     """Yield the folder names for runs of this configuration, one after another."""
     backbone = Path(config.backbone).name.removesuffix(".safetensors")
-    name = f"{Path(config.dataset).stem}-{run_title(config)}-{backbone}-seed{config.seed}"
+    name = f"{Path(config.dataset).stem}-{format_run_title(config)}-{backbone}-seed{config.seed}"
     yield RUNS / name
     for number in count(2):
         yield RUNS / f"{name}-{number}"
 
 
-def run_title(config: RunConfig) -> str:
+def format_run_title(config: RunConfig) -> str:
     """Return the name of a run: its method, and marks for a leaking protocol and for joint training."""
     marks = {"released": config.options.get("protocol") == "released", "joint": config.joint}
     return "-".join([config.method, *(mark for mark, holds in marks.items() if holds)])

@@ -38,7 +38,7 @@ from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
 from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
 from caprompt.methods.components.heads import LinearHead
-from caprompt.methods.components.prefix import Prefix, PrefixOptions, random_prompt, resolve_layers
+from caprompt.methods.components.prefix import Prefix, PrefixOptions, draw_prompt, resolve_layers
 from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.registry import register
@@ -47,7 +47,10 @@ __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
 
 class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
-    """Options of CAPrompt: constraints, cycles, aggregation and classifier."""
+    """Options of CAPrompt: constraints, cycles, aggregation (the switches of the ablation table) and classifier.
+
+    The defaults are what we recommend (docs/experiments.md says why); the paper's own values are the preset 'paper'.
+    """
 
     learning_rate: float = Field(1e-2, gt=0, description="learning rate of the prompts; the head's is times head_rate")
 
@@ -148,7 +151,7 @@ class CAPrompt(Method):
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options)
         self.layers = resolve_layers(vit.config, options)
-        prompt = random_prompt(vit.config, options, torch.Generator())
+        prompt = draw_prompt(vit.config, options, torch.Generator())
         self.prompt = nn.Parameter(prompt)  # of the newest task, (L, 2, n, D)
         self.register_buffer("earlier", prompt.new_empty(0, *prompt.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
@@ -162,7 +165,7 @@ class CAPrompt(Method):
         if self.ridge is not None:
             self.ridge.grow(num_classes, generator)
         if len(self.task_sizes) == 1:
-            self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
+            self.prompt.data.copy_(draw_prompt(self.vit.config, self.options, generator))
         else:
             self.earlier = torch.cat([self.earlier, self.prompt.detach().unsqueeze(0)])
             self.prompt = nn.Parameter(self.prompt.detach().clone())

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.growing_rows import GrowingRows, draw_orthonormal_rows
 from caprompt.methods.components.prefix import Prefix
 from caprompt.methods.options import PromptOptions
 from caprompt.methods.registry import register
@@ -73,7 +73,7 @@ class CODAPrompt(OwnTaskMethod):
         super().begin_task(num_classes, generator)
         for rows in (self.components, self.keys, self.attention):
             earlier = rows().flatten(2)  # (M, L, F)
-            new = [orthonormal_rows(self.options.components, earlier[:, slot], generator) for slot in range(len(self.layers))]
+            new = [draw_orthonormal_rows(self.options.components, earlier[:, slot], generator) for slot in range(len(self.layers))]
             rows.append(torch.stack(new, dim=1).unflatten(2, rows.newest.shape[2:]))  # (components, L, ...)
 
     def logits(self, images: Tensor) -> Tensor:

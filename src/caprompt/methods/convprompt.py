@@ -50,9 +50,9 @@ from torch.nn.utils import parameters_to_vector
 from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.errors import DataError
 from caprompt.methods.base import Batches
-from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.growing_rows import GrowingRows, draw_orthonormal_rows
 from caprompt.methods.components.heads import cosines, linear_init
-from caprompt.methods.components.prefix import Layers, PrefixOptions, random_rows, resolve_layers
+from caprompt.methods.components.prefix import Layers, PrefixOptions, draw_rows, resolve_layers
 from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTaskMethod
 
@@ -143,7 +143,7 @@ class FilterBank(nn.Module):
         inputs = self.weight.newest.shape[-1] ** 2
         for rows in (self.weight, self.bias):
             rows.append(linear_init((count, *rows.newest.shape[1:]), inputs, generator))
-        self.keys.append(orthonormal_rows(count, self.keys(), generator))
+        self.keys.append(draw_orthonormal_rows(count, self.keys(), generator))
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Apply all filters to E: (L, 2, H, n + k - 1, d + k - 1) -> (L, F, 2, n, D)."""
@@ -249,7 +249,7 @@ class ConvPrompt(OwnTaskMethod):
         self.filter_counts = torch.cat([self.filter_counts, self.filter_counts.new_full((1,), count)])
         self.bank.grow(count, generator)
         if len(self.task_sizes) == 1:
-            self.embedding.data.copy_(random_rows(self.embedding.shape, self.options, generator))
+            self.embedding.data.copy_(draw_rows(self.embedding.shape, self.options, generator))
             for linear in (layer for layer in self.match if isinstance(layer, nn.Linear)):
                 for parameter in linear.parameters():
                     parameter.data.copy_(linear_init(parameter.shape, linear.in_features, generator))

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.components.device_random import DeviceRandom
-from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.growing_rows import GrowingRows, draw_orthonormal_rows
 from caprompt.methods.components.heads import LinearHead, cosines, linear_init
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import PromptOptions
@@ -79,7 +79,7 @@ class CPrompt(SelectedPromptMethod):
         """Add prompts (initialized with the previous ones), orthogonal keys, an auxiliary head."""
         super().begin_task(num_classes, generator)
         self.prompts.append_from_newest(linear_init((1, *self.prompts.newest.shape[1:]), self.vit.config.width, generator))
-        self.keys.append(orthonormal_rows(num_classes, self.keys(), generator))
+        self.keys.append(draw_orthonormal_rows(num_classes, self.keys(), generator))
         self.auxiliary = LinearHead(self.vit.config.width).to(self.head.weight)
         self.auxiliary.grow(num_classes, generator)
         self.chance.seed(generator)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from caprompt.backbones.vit import Adaptation, Stem, ViT
 from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.heads import cosines
-from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, random_rows, resolve_layers
+from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, draw_rows, resolve_layers
 from caprompt.methods.registry import register
 from caprompt.methods.templates import SelectedPromptMethod
 
@@ -72,9 +72,9 @@ class DualPrompt(SelectedPromptMethod):
         """Add a prompt, initialized with the previous one, and a random key."""
         super().begin_task(num_classes, generator)
         if len(self.task_sizes) == 1:
-            self.general.data.copy_(random_rows(self.general.shape, self.options, generator))
-        self.prompts.append_from_newest(random_rows((1, *self.prompts.newest.shape[1:]), self.options, generator))
-        self.keys.append(random_rows((1, self.vit.config.width), self.options, generator))
+            self.general.data.copy_(draw_rows(self.general.shape, self.options, generator))
+        self.prompts.append_from_newest(draw_rows((1, *self.prompts.newest.shape[1:]), self.options, generator))
+        self.keys.append(draw_rows((1, self.vit.config.width), self.options, generator))
 
     def key_similarities(self, stem: Stem) -> Tensor:
         """Compute the cosine of each image's query with every task's key: (B, T)."""

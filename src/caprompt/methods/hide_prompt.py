@@ -18,7 +18,7 @@ Both classifiers that span tasks are trained in `consolidate`, from two sets of 
 under the own task's prompt for the head, un-prompted features for the task identity.
 A training step therefore needs only one pass.
 
-The task identity classifier is
+The task identity classifier (TII in the paper) is
 
     adapted(z) = norm(z + W2 gelu(W1 z + b1) + b2),     logits = V adapted(z) + v
 
@@ -47,7 +47,7 @@ from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayKind
 from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.heads import append_rows, linear_init
-from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, random_prompt, resolve_layers
+from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, draw_prompt, resolve_layers
 from caprompt.methods.registry import register
 from caprompt.methods.templates import SelectedPromptMethod
 
@@ -147,7 +147,7 @@ class HiDePrompt(SelectedPromptMethod):
         self.identity.grow(num_classes, generator)
         if len(self.task_sizes) > 1:
             self.prompts.newest.data.copy_(self.mixed_prompt().clone())  # from p_t to P_t
-        self.prompts.append_from_newest(random_prompt(self.vit.config, self.options, generator).unsqueeze(0))
+        self.prompts.append_from_newest(draw_prompt(self.vit.config, self.options, generator).unsqueeze(0))
 
     # -- prompts -----------------------------------------------------------------------------------
 

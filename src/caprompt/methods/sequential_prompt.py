@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.components.prefix import Prefix, PrefixOptions, random_prompt, resolve_layers
+from caprompt.methods.components.prefix import Prefix, PrefixOptions, draw_prompt, resolve_layers
 from caprompt.methods.registry import register
 from caprompt.methods.templates import Baseline, BaselineOptions
 
@@ -43,13 +43,13 @@ class SequentialPrompt(Baseline):
     def __init__(self, vit: ViT, options: SequentialPromptOptions) -> None:
         super().__init__(vit, options)
         self.layers = resolve_layers(vit.config, options)
-        self.prompt = nn.Parameter(random_prompt(vit.config, options, torch.Generator()))  # (L, 2, n, D)
+        self.prompt = nn.Parameter(draw_prompt(vit.config, options, torch.Generator()))  # (L, 2, n, D)
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows; the prompt is initialized with the first task."""
         super().begin_task(num_classes, generator)
         if len(self.task_sizes) == 1:
-            self.prompt.data.copy_(random_prompt(self.vit.config, self.options, generator))
+            self.prompt.data.copy_(draw_prompt(self.vit.config, self.options, generator))
 
     def logits(self, images: Tensor) -> Tensor:
         """Apply the head to the features under the shared prompt: (B, C)."""

@@ -1,4 +1,4 @@
-"""Thumbnails of test images, read from the data set and embedded in the page."""
+"""Thumbnails of test images, read from the dataset and embedded in the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Thumbnails:
 def make_thumbnails(run: RunRecord, images: Iterable[int]) -> Thumbnails:
     """Make thumbnails of these test images of a run.
 
-    There are none, and a note says why, if the data set is missing or not the one that was tested.
+    There are none, and a note says why, if the dataset is missing or not the one that was tested.
     """
     indices = sorted(set(images))
     if not indices:
@@ -41,10 +41,10 @@ def make_thumbnails(run: RunRecord, images: Iterable[int]) -> Thumbnails:
     try:
         test = _load_test_images(run)
         if test is None:
-            return Thumbnails(note="No images: the data set on disk is not the one that this run was tested on.")
+            return Thumbnails(note="No images: the dataset on disk is not the one that this run was tested on.")
         return Thumbnails({index: encode_data_url(test, index) for index in indices})
     except (CapromptError, OSError):
-        return Thumbnails(note="No images: the data set of this run is not available.")
+        return Thumbnails(note="No images: the dataset of this run is not available.")
 
 
 def _load_test_images(run: RunRecord) -> Samples | None:

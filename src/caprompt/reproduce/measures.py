@@ -104,7 +104,7 @@ def concavity(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
     - delta = p_T g(x, y, phi_T) + (1 - p_T) g(x, y, sum_{i<T} p_i / (1 - p_T) phi_i) - g(x, y, sum_i p_i phi_i), Eq. 6 for the
       newest task, which training penalizes above zero on the newest task's training images. `delta_holds` is the percentage of
       test images with delta <= 0 up to rounding, `delta_holds_newest` that among the newest task's images.
-    - chosen = mean of -log g(x, y, phi_j) for j the likeliest task: the error of a method that selects one prompt.
+    - chosen = mean of -log g(x, y, phi_j) for j the most likely task: the error of a method that selects one prompt.
     - own = the same for the true task's prompt, which is unknown at test.
 
     Errors are in nats. Everything is computed in float32, on log-probabilities where possible.
@@ -112,16 +112,16 @@ def concavity(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
     method = _get_caprompt(model)
     if is_released(method.options):
         raise InputError("the theorem is about an image's own prompts; a model with the protocol 'released' does not use them")
-    feeder = InputPipeline(model.backbone, model.device)
-    samples, targets = model.read_labeled(images, feeder, skip_bad=False)
+    pipeline = InputPipeline(model.backbone, model.device)
+    samples, targets = model.read_labeled(images, pipeline, skip_bad=False)
     with model.override_options({"precision": "fp32"}), torch.no_grad():
-        terms_of = partial(_theorem_terms, method)
-        parts, _ = map_samples(terms_of, feeder, samples, targets, method.options, BATCH_SIZE)
+        compute_terms = partial(_compute_theorem_terms, method)
+        parts, _ = map_samples(compute_terms, pipeline, samples, targets, method.options, BATCH_SIZE)
     terms = {name: torch.cat([part[name] for part in parts]).double().cpu() for name in parts[0]}
-    return {"protocol": describe_protocol(method.options), "images": len(samples), **dict(_theorem_metrics(terms))}
+    return {"protocol": describe_protocol(method.options), "images": len(samples), **dict(_compute_theorem_metrics(terms))}
 
 
-def _theorem_terms(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def _compute_theorem_terms(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the terms of each image, (B,) each."""
     stem = method.vit.stem(images)
     weights = method.compute_task_weights(method.compute_first_logits(stem))  # p, (B, T)
@@ -149,7 +149,7 @@ def _theorem_terms(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str
     }
 
 
-def _theorem_metrics(terms: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
+def _compute_theorem_metrics(terms: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
     margin, delta, newest = terms["mixed"].exp() - terms["expected"].exp(), terms["delta"], terms["newest"] > 0
     yield "E1", float(-terms["mixed"].mean())
     yield "E2", float(-terms["expected"].mean())

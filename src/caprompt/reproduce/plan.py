@@ -101,7 +101,7 @@ def check_settings(settings: dict[str, Any], targets: list[Target]) -> dict[str,
 def check_released(target: Target) -> Target:
     """Return the target if it makes sense under protocol 'released'."""
     if concavity in target.measures:
-        raise InputError(f"{target.name} is about an image's own prompts; it cannot be had with protocol='released'")
+        raise InputError(f"{target.name} is about an image's own prompts; it is not available with protocol='released'")
     return target
 
 

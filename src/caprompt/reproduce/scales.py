@@ -13,12 +13,12 @@ from caprompt.backbones.weights import list_packaged
 from caprompt.data.datasets._locations import find_dataset
 from caprompt.data.datasets.registry import DATASETS
 from caprompt.errors import InputError, OptionError, UnknownNameError
-from caprompt.experiments.config import RunConfig, build_run_config, preset_settings, resolve_config
+from caprompt.experiments.config import RunConfig, build_run_config, load_preset_settings, resolve_config
 from caprompt.experiments.grid import Cell, Measure
 from caprompt.methods import get_method
 from caprompt.utils.files import read_toml
 
-__all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "backbone_title", "get_scale", "load_scales"]
+__all__ = ["NO_BACKBONE", "NO_DATA", "OTHER_SCALE", "Scale", "format_backbone_title", "get_scale", "load_scales"]
 
 NO_DATA, NO_BACKBONE, OTHER_SCALE = "data not at hand", "backbone not at hand", "other scale"
 RUN_SETTINGS = frozenset(RunConfig.model_fields) - {"options"}
@@ -55,7 +55,7 @@ class Scale:
     ) -> Cell:
         """Return the experiment behind one table entry; a backbone of "" is the scale's own."""
         fixed = {"method": method, "dataset": dataset, "backbone": backbone or self.backbone, "seed": seed}
-        preset = preset_settings(self.preset, {**fixed, **options})
+        preset = load_preset_settings(self.preset, {**fixed, **options})
         config = build_run_config({**preset, **self._select_settings(method), **fixed, **options})
         return Cell(resolve_config(config), measures)
 
@@ -65,10 +65,10 @@ class Scale:
         return {name: value for name, value in self.settings.items() if name in known}
 
 
-def backbone_title(backbone: str) -> str:
+def format_backbone_title(backbone: str) -> str:
     """Return the title of a backbone in tables: its name, or that of its weights file.
 
-    >>> backbone_title("vit_base_patch16_224.dino"), backbone_title("/weights/deit_tiny.safetensors")
+    >>> format_backbone_title("vit_base_patch16_224.dino"), format_backbone_title("/weights/deit_tiny.safetensors")
     ('vit_base_patch16_224.dino', 'deit_tiny')
     """
     return Path(backbone).name.removesuffix(".safetensors")

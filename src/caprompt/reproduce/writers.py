@@ -9,7 +9,7 @@ from caprompt.protocols import parse_kind
 from caprompt.reproduce.evidence import Evidence, Presentation
 from caprompt.reproduce.plan import write_record
 from caprompt.reproduce.plots import save_plot
-from caprompt.reproduce.scales import backbone_title, load_scales
+from caprompt.reproduce.scales import format_backbone_title, load_scales
 from caprompt.reproduce.tables import to_csv, to_latex, to_markdown
 
 __all__ = ["format_command", "format_section", "write_target"]
@@ -59,7 +59,7 @@ def format_section(evidence: Evidence, presentation: Presentation, images: str, 
     lines = [f"{'#' * level} {table.title}{mark}", "", to_markdown(table)]
     for suffix in presentation.plots:
         lines += [f"![{table.title}]({images}{evidence.target.name}{suffix}.svg)", ""]
-    backbone, preset = backbone_title(scale.backbone), evidence.target.preset or scale.preset
+    backbone, preset = format_backbone_title(scale.backbone), evidence.target.preset or scale.preset
     lines += [
         f"Scale {scale.name}: {scale.summary}. Backbone {backbone} where the table names no other, preset {preset}, "
         f"{'one seed' if scale.seeds == 1 else f'{scale.seeds} seeds, mean ± standard deviation'}. `{format_command(evidence)}`",

@@ -10,7 +10,7 @@ own, parametrize over `list_checks()`:
 
     @pytest.mark.parametrize("check", list_checks(), ids=str)
     def test_my_method(check: Check, tmp_path: Path) -> None:
-        check(model_factory("my-method", write_backbone(tmp_path / "tiny.safetensors")))
+        check(make_model_factory("my-method", write_backbone(tmp_path / "tiny.safetensors")))
 
 Two attributes of the method's class configure the checks: `check_options` makes training quick, and `check_variants` are the
 options to try besides the defaults.
@@ -18,7 +18,7 @@ options to try besides the defaults.
 
 from __future__ import annotations
 
-from caprompt.testing.checks import Check, ModelFactory, check_method, list_checks, model_factory
+from caprompt.testing.checks import Check, ModelFactory, check_method, list_checks, make_model_factory
 from caprompt.testing.tiny import square, squares, tiny_vit, write_backbone
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "ModelFactory",
     "check_method",
     "list_checks",
-    "model_factory",
+    "make_model_factory",
     "square",
     "squares",
     "tiny_vit",

@@ -16,7 +16,7 @@ from caprompt.testing import model_behavior, step_behavior
 from caprompt.testing.model_behavior import ModelFactory
 from caprompt.testing.tiny import write_backbone
 
-__all__ = ["Check", "ModelFactory", "check_method", "list_checks", "model_factory"]
+__all__ = ["Check", "ModelFactory", "check_method", "list_checks", "make_model_factory"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Check:
 
 
 def list_checks() -> list[Check]:
-    """Return every check, sorted by name; those that need a GPU only where there is one."""
+    """Return every check, by module and name; those that need a GPU only where there is one."""
     functions = [
         value
         for module in (model_behavior, step_behavior)
@@ -55,10 +55,10 @@ def list_checks() -> list[Check]:
     return [check for check in checks if torch.cuda.is_available() or not check.needs_gpu]
 
 
-def model_factory(method: str, backbone: str | Path) -> ModelFactory:
+def make_model_factory(method: str, backbone: str | Path) -> ModelFactory:
     """Return a function that makes quick models of a method; its arguments override the method's `check_options`.
 
-    Models are on the CPU, where float32 results do not depend on the GPU at hand.
+    Models are on the CPU, where float32 results do not depend on the GPU.
     """
 
     def make(**options: Any) -> ContinualClassifier:
@@ -70,7 +70,7 @@ def model_factory(method: str, backbone: str | Path) -> ModelFactory:
 def check_method(method: str) -> None:
     """Run every check on a registered method with a tiny ViT; raise an AssertionError that names the first one that fails."""
     with tempfile.TemporaryDirectory() as folder:
-        make = model_factory(method, write_backbone(Path(folder) / "tiny.safetensors"))
+        make = make_model_factory(method, write_backbone(Path(folder) / "tiny.safetensors"))
         for check in list_checks():
             try:
                 check(make)

@@ -17,7 +17,7 @@ from caprompt.callbacks.events import Consolidating, Event, StepEnded
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples, read_source
 from caprompt.engine.inputs import InputPipeline
-from caprompt.engine.trainer import trainable_parameters
+from caprompt.engine.trainer import get_trainable_parameters
 from caprompt.testing.tiny import square, squares
 
 __all__ = ["ModelFactory", "equal_tensors"]
@@ -93,7 +93,7 @@ def check_saving_between_calls_changes_nothing(make: ModelFactory) -> None:
         for task in (FIRST, SECOND, THIRD):
             model.learn(squares(task))
             model.save(Path(folder))
-            model = ContinualClassifier.load(folder)
+            model = ContinualClassifier.load(folder, device=str(uninterrupted.device))
         assert equal_tensors(model.method.state(), uninterrupted.method.state())
         assert model.classes == uninterrupted.classes
         assert model.predict_one(square("blue", 9)) == uninterrupted.predict_one(square("blue", 9))
@@ -119,7 +119,7 @@ def check_resumed_equals_uninterrupted(make: ModelFactory) -> None:
             assert equal_tensors(model.method.state(), before), "a call that fails should leave the model as it was"
         else:
             raise AssertionError("the call should have been stopped")
-        model = ContinualClassifier.load(folder)
+        model = ContinualClassifier.load(folder, device=str(uninterrupted.device))
         model.learn(squares(THIRD), checkpoint_dir=folder, resume=True)
         assert equal_tensors(model.method.state(), uninterrupted.method.state())
 
@@ -165,7 +165,7 @@ def check_gradients_reach_trained_parameters_only(make: ModelFactory) -> None:
     method = model.method
     frozen = {name: parameter.detach().clone() for name, parameter in method.named_parameters() if not parameter.requires_grad}
     assert any(name.startswith("vit.") for name in frozen), "the backbone should be frozen"
-    assert bool(trainable_parameters(method)) == (method.epochs > 0)
+    assert bool(get_trainable_parameters(method)) == (method.epochs > 0)
     if method.epochs:
         labels = torch.tensor([3, 4, 5], device=method.device)
         torch.stack(list(method.loss(_image_batch(model, 3), labels).values())).sum().backward()

@@ -4,7 +4,7 @@ Every file is written under a temporary name, synced to disk and then renamed in
 after a kill or a power loss it has either its old or its new content. `commit` does so for several
 files of a directory at once: they are written to `.next/`, which is then renamed to `.ready/` (from
 that rename on the new files count) and moved into place one by one. A reader takes each file from
-`.ready/` while it is still there (`current_path`); a writer that finds a `.ready/` finishes that
+`.ready/` while it is still there (`get_current_path`); a writer that finds a `.ready/` finishes that
 commit first.
 """
 
@@ -28,12 +28,12 @@ else:
 
 __all__ = [
     "commit",
-    "current_path",
+    "compute_sha256",
     "encode_json",
     "finish_commit",
+    "get_current_path",
     "read_json",
     "read_toml",
-    "sha256_of",
     "write_bytes",
     "write_json",
 ]
@@ -61,7 +61,7 @@ def finish_commit(folder: Path) -> None:
         ready.rmdir()
 
 
-def current_path(folder: Path, name: str) -> Path:
+def get_current_path(folder: Path, name: str) -> Path:
     """Return where the current version of a file is, also in the middle of a commit."""
     ready = folder / ".ready" / name
     return ready if ready.is_file() else folder / name
@@ -108,7 +108,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"'{path}' is not valid TOML: {error}") from error
 
 
-def sha256_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

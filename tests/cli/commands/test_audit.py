@@ -11,7 +11,7 @@ import pytest
 from helpers import LEAKY, assert_refused, make_faint_images, write_backbone, write_images, write_squares
 from helpers import caprompt_in_process as caprompt
 
-from caprompt.experiments.audit import Arrangement, Audit, joint_warning
+from caprompt.experiments.audit import Arrangement, Audit, make_joint_warning
 
 QUICK = ["--set", "epochs=1", "--set", "batch_size=8", "--set", "length=4", "--set", "align_epochs=3", "--set", "projections=100"]
 RUN = ["run", "--dataset", "squares", "--backbone", "tiny.safetensors", *QUICK]
@@ -63,8 +63,8 @@ def make_audit(**accuracies: float) -> Audit:
 
 def test_accuracy_above_joint_training_is_suspicious() -> None:
     joint = {"ACC": 80.0, "pooled": 80.0}
-    assert joint_warning(make_audit(alone=80.0, sorted=79.0), joint, "runs/joint") is None
-    sentence = joint_warning(make_audit(alone=70.0, sorted=81.5), joint, "runs/joint")
+    assert make_joint_warning(make_audit(alone=80.0, sorted=79.0), joint, "runs/joint") is None
+    sentence = make_joint_warning(make_audit(alone=70.0, sorted=81.5), joint, "runs/joint")
     assert sentence is not None
     assert "ACC 81.50" in sentence
     assert "'runs/joint'" in sentence

@@ -18,7 +18,7 @@ from PIL import Image
 
 from caprompt import ContinualClassifier, InputError, checkpoint
 from caprompt.callbacks.events import Event, StepEnded
-from caprompt.cli.commands.learn import interrupt_message, is_reusable_folder, open_model
+from caprompt.cli.commands.learn import describe_interrupt, is_reusable_folder, open_model
 from caprompt.errors import OptionError
 
 
@@ -52,7 +52,7 @@ def test_creates_a_model_then_opens_it_without_settings(tmp_path: Path, backbone
 
 def test_stopped_call_must_be_resumed_or_discarded(tmp_path: Path, backbone: Path) -> None:
     learn_and_stop(open_quick(tmp_path / "m", backbone, alpha=1), tmp_path / "m", epoch=1)
-    assert "--resume continues" in interrupt_message(tmp_path / "m", 0)
+    assert "--resume continues" in describe_interrupt(tmp_path / "m", 0)
     with pytest.raises(InputError, match="with --resume, or discard it with --restart"):
         open_quick(tmp_path / "m", backbone)
     assert open_quick(tmp_path / "m", backbone, resume=True).method.options.alpha == 1  # type: ignore[attr-defined]
@@ -64,14 +64,14 @@ def test_restart_discards_even_a_damaged_checkpoint(tmp_path: Path, backbone: Pa
     learn_and_stop(open_quick(tmp_path / "m", backbone), tmp_path / "m", epoch=1)
     (tmp_path / "m" / "in-progress" / "state.safetensors").write_bytes(b"")
     learn_and_stop(open_quick(tmp_path / "m", backbone, restart=True), tmp_path / "m", epoch=0)
-    assert "nothing was changed" in interrupt_message(tmp_path / "m", 0)
+    assert "nothing was changed" in describe_interrupt(tmp_path / "m", 0)
     with pytest.raises(InputError, match="there is nothing to resume"):
         open_quick(tmp_path / "m", backbone, resume=True)
 
 
 def test_interrupt_after_the_model_was_saved(tmp_path: Path, backbone: Path) -> None:
     open_quick(tmp_path / "m", backbone).learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
-    assert "trained and saved" in interrupt_message(tmp_path / "m", 0)
+    assert "trained and saved" in describe_interrupt(tmp_path / "m", 0)
 
 
 def test_never_writes_into_a_folder_that_is_not_a_model(tmp_path: Path, backbone: Path) -> None:
@@ -87,7 +87,7 @@ def test_never_writes_into_a_folder_that_is_not_a_model(tmp_path: Path, backbone
 def test_unequal_tasks_and_more_images_of_a_known_class(tmp_path: Path, quick: tuple[str, ...]) -> None:
     """Learn tasks of 1, 4, 2 and 3 classes, then further images of a known one."""
     write_backbone(tmp_path / "tiny.safetensors")
-    weeks = [["red"], ["green", "blue", "yellow", "purple"], ["cyan", "white"], ["black", "orange", "grey"]]
+    weeks = [["red"], ["green", "blue", "yellow", "purple"], ["cyan", "white"], ["black", "orange", "gray"]]
     for number, colors in enumerate(weeks, start=1):
         write_squares(tmp_path / f"week{number}", colors)
         flags = ["--backbone", "tiny.safetensors", *quick] if number == 1 else []

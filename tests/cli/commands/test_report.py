@@ -16,7 +16,7 @@ from caprompt.experiments.execution import run_experiment
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
-    """A folder with a data set and two runs on it, one of which leaks."""
+    """A folder with a dataset and two runs on it, one of which leaks."""
     folder = tmp_path_factory.mktemp("report")
     write_squares(folder / "data", ["red", "green", "blue"])
     for name, protocol in (("fair", "honest"), ("leak", "released")):

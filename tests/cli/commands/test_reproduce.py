@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(tmp_path: Path, monkeypat
         "table1", "--scale", "tiny", "--set", "epochs=many", sentence="option 'epochs' of l2p cannot be 'many'"
     )
     assert_reproduce_refused(
-        "theorem", "--scale", "tiny", "--protocol", "released", sentence="cannot be had with --protocol released"
+        "theorem", "--scale", "tiny", "--protocol", "released", sentence="not available with --protocol released"
     )
     assert_reproduce_refused(
         "table3", "--scale", "small", sentence="nothing of table3 can be run here (cifar100: data not at hand; imagenet-r"

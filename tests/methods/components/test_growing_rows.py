@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from caprompt.methods.components.growing_rows import GrowingRows, orthonormal_rows
+from caprompt.methods.components.growing_rows import GrowingRows, draw_orthonormal_rows
 
 
 def make_rng() -> torch.Generator:
@@ -45,14 +45,14 @@ def test_orthonormal_rows_equal_gram_schmidt() -> None:
     for drawn in torch.randn(3, 6, generator=make_rng()):
         row = drawn - sum(torch.dot(drawn, u) / torch.dot(u, u) * u for u in expected)
         expected.append(row / row.norm())
-    rows = orthonormal_rows(3, earlier, make_rng())
+    rows = draw_orthonormal_rows(3, earlier, make_rng())
     signs = (rows * torch.stack(expected[2:])).sum(dim=1).sign().unsqueeze(1)
     torch.testing.assert_close(rows * signs, torch.stack(expected[2:]))
 
 
 def test_rows_are_orthogonal_to_earlier_rows_that_are_not_orthogonal_themselves() -> None:
     earlier = torch.randn(4, 10, generator=torch.Generator().manual_seed(1)) + 1
-    rows = orthonormal_rows(5, earlier, make_rng())
+    rows = draw_orthonormal_rows(5, earlier, make_rng())
     torch.testing.assert_close(rows @ rows.T, torch.eye(5))
     torch.testing.assert_close(rows @ earlier.T, torch.zeros(5, 4), rtol=0, atol=1e-5)
 
@@ -60,13 +60,13 @@ def test_rows_are_orthogonal_to_earlier_rows_that_are_not_orthogonal_themselves(
 def test_in_a_full_space_rows_are_orthogonal_to_the_latest() -> None:
     """In four dimensions two new rows can be orthogonal only to the latest two of three."""
     earlier = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    rows = orthonormal_rows(2, earlier, make_rng())
+    rows = draw_orthonormal_rows(2, earlier, make_rng())
     torch.testing.assert_close(rows @ rows.T, torch.eye(2))
     torch.testing.assert_close(rows @ earlier[1:].T, torch.zeros(2, 2), rtol=0, atol=1e-5)
 
 
 def test_more_rows_than_dimensions() -> None:
-    rows = orthonormal_rows(7, torch.empty(0, 3), make_rng())
+    rows = draw_orthonormal_rows(7, torch.empty(0, 3), make_rng())
     assert rows.shape == (7, 3)
     for part in rows.split(3):
         torch.testing.assert_close(part @ part.T, torch.eye(len(part)))

@@ -5,7 +5,7 @@ import torch
 from helpers import TINY
 
 from caprompt.errors import OptionError
-from caprompt.methods.components.prefix import Prefix, PrefixOptions, random_prompt, resolve_layers
+from caprompt.methods.components.prefix import Prefix, PrefixOptions, draw_prompt, resolve_layers
 
 
 def test_rows_are_used_at_their_layers() -> None:
@@ -37,7 +37,7 @@ def test_layers_as_list_range_number_or_all() -> None:
 
 
 def test_length_counts_keys_and_values_together() -> None:
-    assert random_prompt(TINY, PrefixOptions(length=10, layers=(1,)), torch.Generator()).shape == (1, 2, 5, TINY.width)
+    assert draw_prompt(TINY, PrefixOptions(length=10, layers=(1,)), torch.Generator()).shape == (1, 2, 5, TINY.width)
     with pytest.raises(ValueError, match="multiple of 2"):
         PrefixOptions(length=5)
 

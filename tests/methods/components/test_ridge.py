@@ -8,7 +8,14 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 from caprompt.errors import InputError
-from caprompt.methods.components.ridge import STRENGTHS, RandomRidge, RidgeHead, held_out_errors, pack_symmetric, unpack_symmetric
+from caprompt.methods.components.ridge import (
+    STRENGTHS,
+    RandomRidge,
+    RidgeHead,
+    compute_held_out_errors,
+    pack_symmetric,
+    unpack_symmetric,
+)
 
 
 def make_hidden(count: int, width: int = 12, seed: int = 0) -> Tensor:
@@ -50,7 +57,7 @@ def test_weights_equal_scikit_learns_ridge(strength: float) -> None:
 def test_held_out_errors_equal_scikit_learns_at_every_strength(count: int) -> None:
     x, y = make_hidden(count), torch.nn.functional.one_hot(make_labels(count)).double()
     test_x, test_y = make_hidden(7, seed=1), torch.nn.functional.one_hot(make_labels(7)).double()
-    errors = held_out_errors(x, y, test_x, test_y)
+    errors = compute_held_out_errors(x, y, test_x, test_y)
     assert len(errors) == len(STRENGTHS) == 17
     for strength, error in zip(STRENGTHS, errors.tolist(), strict=True):
         predicted = fit_sklearn_ridge(x, y, strength).predict(test_x.numpy())
@@ -154,5 +161,5 @@ def test_lambda_is_selected_on_a_fifth_of_at_most_1250_images_of_a_call() -> Non
     head.partial_fit([(features, labels)], torch.Generator().manual_seed(1))
     subset = torch.randperm(1500, generator=torch.Generator().manual_seed(1))[:1250]
     hidden, targets = head.project(features[subset]).double(), F.one_hot(labels[subset], 3).double()
-    expected = held_out_errors(hidden[250:], targets[250:], hidden[:250], targets[:250])
+    expected = compute_held_out_errors(hidden[250:], targets[250:], hidden[:250], targets[:250])
     torch.testing.assert_close(head.ridge.errors, expected)

@@ -89,7 +89,7 @@ def test_centroids_find_separate_groups_also_after_merging() -> None:
     assert {round(float(value) / 30) for value in samples} == {-1, 0, 1}
 
 
-def test_centres_are_the_mean_or_the_centroids() -> None:
+def test_centers_are_the_mean_or_the_centroids() -> None:
     features = sample_features(2)
     rows, counts = make_statistics("covariance", features).centers()
     torch.testing.assert_close(rows[0], features.mean(dim=0, keepdim=True).float())

@@ -45,7 +45,7 @@ def test_values_are_in_the_units_of_their_columns(tmp_path: Path) -> None:
     assert [line.labels[1] for line in digits] == [row.label for row in ROWS]
     metrics, cost_headings = (
         ["ACC", "pooled", "AF", "when learned", "incremental", "task identified"],
-        ["trained, thousands", "kB a class", "passes"],
+        ["trained, thousands", "kB per class", "passes"],
     )
     assert shown.table.headings[4:] == [*metrics, *cost_headings]
     trained, stored, passes = digits[0].entries[6:]

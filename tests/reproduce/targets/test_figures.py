@@ -79,5 +79,5 @@ def test_no_plot_without_results(tmp_path: Path) -> None:
 def test_auto_cycles_are_described_in_a_note(tmp_path: Path) -> None:
     evidence = make_fake_evidence("fig-cycles", tmp_path)
     notes = [note for note in evidence.target.present(evidence).table.notes if "as each image needs" in note]
-    sentence = "on digits, as many cycles as each image needs: ACC 55.00 ± 0.00 with 3.00 ± 0.71 passes an image"
+    sentence = "on digits, as many cycles as each image needs: ACC 55.00 ± 0.00 with 3.00 ± 0.71 passes per image"
     assert notes == [f"{row.label} {sentence}" for row in evidence.target.rows]

@@ -8,7 +8,7 @@ from pathlib import Path
 from caprompt.cli.arguments import AsJson, Device, SkipBad
 from caprompt.cli.console import out, print_skipped, print_warnings
 from caprompt.errors import CapromptError
-from caprompt.protocols import leak_warning
+from caprompt.protocols import make_leak_warning
 
 __all__ = ["audit"]
 
@@ -53,16 +53,22 @@ def audit(
     from caprompt.classifier import ContinualClassifier
     from caprompt.cli.tables import make_audit_table
     from caprompt.experiments.audit import audit as run_audit
-    from caprompt.experiments.audit import find_data_warnings, joint_warning, load_audit_images, read_joint_summary, save_with_run
+    from caprompt.experiments.audit import (
+        find_data_warnings,
+        load_audit_images,
+        make_joint_warning,
+        read_joint_summary,
+        save_with_run,
+    )
 
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     test, training_images = load_audit_images(source, train)
     reference = read_joint_summary(joint, classifier) if joint else None
     result = run_audit(classifier, test, skip_bad=skip_bad)
     candidates = [
-        leak_warning(classifier.method.options),
+        make_leak_warning(classifier.method.options),
         *find_data_warnings(classifier, model, source, test, training_images),
-        joint_warning(result, reference, str(joint)) if reference else None,
+        make_joint_warning(result, reference, str(joint)) if reference else None,
     ]
     warnings = [warning for warning in candidates if warning]
     print_skipped(result.skipped)

@@ -66,7 +66,7 @@ def learn(
         with ProgressBar(err) as progress_bar:
             samples = classifier.learn(source, checkpoint_dir=model, resume=resume, skip_bad=skip_bad, callbacks=progress_bar)
     except KeyboardInterrupt:
-        raise StoppedError(interrupt_message(model, num_calls)) from None
+        raise StoppedError(describe_interrupt(model, num_calls)) from None
     print_skipped(samples.skipped)
     print_protocol_warning(classifier)
     new = classifier.classes[num_known:]
@@ -120,7 +120,7 @@ def is_reusable_folder(folder: Path) -> bool:
     return folder.is_dir() and all(path.name in {IN_PROGRESS, ".next", ".ready"} for path in folder.iterdir())
 
 
-def interrupt_message(folder: Path, calls_before: int) -> str:
+def describe_interrupt(folder: Path, calls_before: int) -> str:
     """Return a sentence on the state that Ctrl-C during `learn` has left."""
     from caprompt import checkpoint
     from caprompt.checkpoint.model import has_stopped_call

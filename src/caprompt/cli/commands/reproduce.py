@@ -106,8 +106,8 @@ def _run_cells(plans: list[tuple[Evidence, list[Cell]]], folder: Path, jobs: int
         raise InputError(explain_no_cells(plans[0][0]))
     done = sum(is_done(folder / cell.name, cell.measures) for cell in cells)
     try:
-        with GridProgressBar(err, folder, len(cells), done) as watch:
-            run_grid(cells, folder, jobs=jobs, device=device, progress=watch)
+        with GridProgressBar(err, folder, len(cells), done) as progress:
+            run_grid(cells, folder, jobs=jobs, device=device, progress=progress)
     except KeyboardInterrupt:
         raise StoppedError("Stopped; the same command continues where it stopped.") from None
 

@@ -124,13 +124,13 @@ def run_seeds(
     from caprompt.callbacks.tensorboard import TensorBoardWriter
     from caprompt.callbacks.terminal_curve import TerminalCurve
     from caprompt.cli.tables import make_run_table, make_seeds_table
-    from caprompt.experiments.config import build_run_config, preset_settings
+    from caprompt.experiments.config import build_run_config, load_preset_settings
     from caprompt.experiments.execution import run_experiment
-    from caprompt.experiments.run_folder import choose_run_folder, read_plan, run_title
+    from caprompt.experiments.run_folder import choose_run_folder, format_run_title, read_plan
 
     if seeds < 1:
         raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
-    config = build_run_config({**preset_settings(preset_name, settings), **settings})
+    config = build_run_config({**load_preset_settings(preset_name, settings), **settings})
     results: dict[int, RunResult] = {}
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
@@ -148,7 +148,7 @@ def run_seeds(
         console.print(make_run_table(results[seed]))
         console.print(f"saved in {run_folder}", soft_wrap=True)
     console.print(make_seeds_table(results))
-    console.print(f"{run_title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
+    console.print(f"{format_run_title(config)} on {config.dataset}, backbone {config.backbone}", soft_wrap=True)
     protocol = require_same_protocol(result.protocol for result in results.values())
     console.print(f"protocol {protocol}", style="dim" if parse_kind(protocol) == "honest" else "bold yellow")
     return list(results.values())

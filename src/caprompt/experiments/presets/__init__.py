@@ -1,7 +1,7 @@
 """Presets: named settings in TOML files beside this module. `default` is what we recommend: the options' own defaults.
 
 A file has a table per method; the table `["*"]` applies to every method, also to those that have no table of their own.
-Within a table, `[METHOD.SETTING.VALUE]` overrides the table where a setting has that value: the data set, the tag of the backbone,
+Within a table, `[METHOD.SETTING.VALUE]` overrides the table where a setting has that value: the dataset, the tag of the backbone,
 or an option that was set. The last such table in the file wins.
 """
 
@@ -29,7 +29,7 @@ def list_presets() -> list[str]:
 
 
 def load_preset(name: str, method: str, dataset: str, backbone: str, overrides: Mapping[str, Any] = NO_OVERRIDES) -> dict[str, Any]:
-    """Return the settings of a preset for a method on a data set and a backbone, where these other settings were chosen.
+    """Return the settings of a preset for a method on a dataset and a backbone, where these other settings were chosen.
 
     >>> load_preset("paper", "caprompt", "cub200", "vit_base_patch16_224.orig_in21k")["batch_size"]
     64

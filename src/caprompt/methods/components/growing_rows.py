@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GrowingRows", "orthonormal_rows"]
+__all__ = ["GrowingRows", "draw_orthonormal_rows"]
 
 
 class GrowingRows(nn.Module):
@@ -32,7 +32,7 @@ class GrowingRows(nn.Module):
         return torch.cat([self.earlier, self.newest])
 
 
-def orthonormal_rows(count: int, earlier: Tensor, generator: torch.Generator) -> Tensor:
+def draw_orthonormal_rows(count: int, earlier: Tensor, generator: torch.Generator) -> Tensor:
     """Draw random unit rows (count, F) by Gram-Schmidt.
 
     They are orthogonal to each other and to the `earlier` rows (M, F). At most F rows can be

@@ -17,7 +17,7 @@ from caprompt.backbones.vit import Adaptation, ViTConfig
 from caprompt.errors import OptionError
 from caprompt.methods.options import PromptOptions
 
-__all__ = ["Layers", "Prefix", "PrefixOptions", "random_prompt", "random_rows", "resolve_layers"]
+__all__ = ["Layers", "Prefix", "PrefixOptions", "draw_prompt", "draw_rows", "resolve_layers"]
 
 Layers = Literal["all"] | Annotated[str, Field(pattern=r"^first-[1-9]\d*$")] | Annotated[tuple[int, ...], Field(min_length=1)]
 
@@ -74,12 +74,12 @@ def resolve_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]
     return tuple(sorted(set(options.layers)))
 
 
-def random_prompt(config: ViTConfig, options: PrefixOptions, generator: torch.Generator) -> Tensor:
+def draw_prompt(config: ViTConfig, options: PrefixOptions, generator: torch.Generator) -> Tensor:
     """Draw an initial prompt: (L, 2, n, D), n rows of keys and n of values."""
-    return random_rows((len(resolve_layers(config, options)), 2, options.length // 2, config.width), options, generator)
+    return draw_rows((len(resolve_layers(config, options)), 2, options.length // 2, config.width), options, generator)
 
 
-def random_rows(shape: Sequence[int], options: PrefixOptions, generator: torch.Generator) -> Tensor:
+def draw_rows(shape: Sequence[int], options: PrefixOptions, generator: torch.Generator) -> Tensor:
     """Draw initial prompt values according to the option `init`."""
     rows = torch.empty(tuple(shape))
     if options.init == "uniform":

@@ -27,7 +27,7 @@ from torch import Tensor
 from caprompt.errors import InputError
 from caprompt.methods.components.heads import Head
 
-__all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "held_out_errors", "pack_symmetric", "unpack_symmetric"]
+__all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "compute_held_out_errors", "pack_symmetric", "unpack_symmetric"]
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # candidates for lambda
 _HELD_OUT = 0.2  # fraction of a call's images
@@ -66,7 +66,7 @@ class RidgeHead(Head):
         count = round(_HELD_OUT * len(labels))
         if count:
             targets, hidden = F.one_hot(labels, len(self.sums)).double(), hidden.double()
-            self.errors += held_out_errors(hidden[count:], targets[count:], hidden[:count], targets[:count])
+            self.errors += compute_held_out_errors(hidden[count:], targets[count:], hidden[:count], targets[:count])
 
     @property
     def strength(self) -> float:
@@ -194,7 +194,7 @@ def unpack_symmetric(packed: Tensor, size: int) -> Tensor:
     return torch.cat([torch.cat([first, below.T], dim=1), torch.cat([below, last], dim=1)])[:size, :size]
 
 
-def held_out_errors(train: Tensor, train_targets: Tensor, test: Tensor, test_targets: Tensor) -> Tensor:
+def compute_held_out_errors(train: Tensor, train_targets: Tensor, test: Tensor, test_targets: Tensor) -> Tensor:
     """Return the squared error on held-out images for every lambda: (n, M), (n, C), ... -> (17,).
 
     One eigendecomposition serves all lambdas. It is that of the smaller of h h^T (n, n) and h^T h

@@ -1,3 +1,3 @@
-"""The tables and figures that can be reproduced, one family a file."""
+"""The tables and figures that can be reproduced, one family per file."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from caprompt.reproduce.evidence import TITLES, Evidence, Presentation, Row, Tar
 from caprompt.reproduce.measures import given_task
 from caprompt.reproduce.plots import plot_dots
 from caprompt.reproduce.published import get_published, is_leaking
-from caprompt.reproduce.scales import backbone_title
+from caprompt.reproduce.scales import format_backbone_title
 from caprompt.reproduce.tables import OURS, PUBLISHED, Column, Entry, Line, ResultTable
 
 __all__ = ["IDEAS", "LINEAR", "OWN", "PROMPT_METHODS", "RECIPES", "TARGETS"]
@@ -76,7 +76,7 @@ def _present(
     for title, backbone in evidence.backbones.items():
         block = title if backbone else ""
         for row in target.rows:
-            names = (block or backbone_title(evidence.scale.backbone), row.label) if several else (row.label,)
+            names = (block or format_backbone_title(evidence.scale.backbone), row.label) if several else (row.label,)
             published = [get_published(target.name, row.label, dataset, metric, block) for dataset, metric in columns]
             if any(published):
                 kind = "leaks" if is_leaking(row.method) else "no leak known"

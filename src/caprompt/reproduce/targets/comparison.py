@@ -11,7 +11,7 @@ from caprompt.metrics import METRICS, MeanStd, mean_std
 from caprompt.reproduce.evidence import Evidence, Presentation, Row, Target
 from caprompt.reproduce.measures import costs
 from caprompt.reproduce.plots import plot_dots
-from caprompt.reproduce.scales import backbone_title
+from caprompt.reproduce.scales import format_backbone_title
 from caprompt.reproduce.tables import Column, Entry, ResultTable
 from caprompt.reproduce.targets.accuracy_tables import PROMPT_METHODS
 
@@ -38,7 +38,7 @@ ROWS = (
     Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
 )
 COMPARED_METRICS = ("ACC", "pooled", "AF", "learning_accuracy", "average_incremental_accuracy", "task_identification")
-COSTS = {"numbers": ("trained, thousands", 1e3, 1), "bytes_per_class": ("kB a class", 1e3, 1), "mean_passes": ("passes", 1.0, 0)}
+COSTS = {"numbers": ("trained, thousands", 1e3, 1), "bytes_per_class": ("kB per class", 1e3, 1), "mean_passes": ("passes", 1.0, 0)}
 SPEEDS = {
     "training_images_per_second": ("trained images/s", 0),
     "rest_seconds": ("rest, s", 1),
@@ -52,8 +52,8 @@ NOTES = (
     "trains on the first task only; its row of 20 epochs trains as long as its authors do",
     "ACC is the mean over tasks after the last one, pooled the accuracy over all images, AF the mean drop from a task's best, "
     "'when learned' the mean over tasks right after each, incremental the mean of ACC after every task, 'task identified' the "
-    "share of images whose likeliest task is the right one; 'trained' counts trained parameters that the model still needs, "
-    "'kB a class' is everything else it stores (statistics, sums, earlier features) divided by the number of classes; passes "
+    "share of images whose most likely task is the right one; 'trained' counts trained parameters that the model still needs, "
+    "'kB per class' is everything else it stores (statistics, sums, earlier features) divided by the number of classes; passes "
     "are backbone passes per image at prediction",
 )
 SPEED_NOTE = (
@@ -87,7 +87,7 @@ def _read_speeds(evidence: Evidence) -> dict[str, dict[str, float]]:
     if not path.is_file():
         return {}
     document = json.loads(path.read_text(encoding="utf-8"))
-    same = document["backbone"] == backbone_title(evidence.scale.backbone)
+    same = document["backbone"] == format_backbone_title(evidence.scale.backbone)
     rows: dict[str, dict[str, float]] = document["rows"] if same else {}
     return rows
 

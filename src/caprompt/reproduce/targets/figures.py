@@ -77,7 +77,7 @@ def _describe_auto_cycles(evidence: Evidence) -> Iterator[str]:
             results = evidence.read_measures(row, dataset, by_cycles)
             if not isinstance(results, str):
                 accuracy, passes = (mean_std([each["auto"][key] for each in results]) for key in ("ACC", "passes"))
-                values = f"ACC {accuracy.text(2)} with {passes.text(2)} passes an image"
+                values = f"ACC {accuracy.text(2)} with {passes.text(2)} passes per image"
                 yield f"{evidence.format_label(row)} on {_get_title(dataset)}, as many cycles as each image needs: {values}"
 
 

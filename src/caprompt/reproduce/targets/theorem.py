@@ -32,7 +32,7 @@ NOTES = (
     "margin = g(x, y, sum_i p_i phi_i) - sum_i p_i g(x, y, phi_i); the theorem assumes that it is never below 0, and concludes "
     "E1 <= E2. 'holds' is the share of images for which it is not below 0, 'better' that for which it is above",
     "delta is that of Eq. 6, which training penalizes above 0 on training images of the newest task; 'newest' is the share of that "
-    "task's test images with delta <= 0. 'E chosen' is the error of the likeliest task's prompt, 'E own' that of the true task's",
+    "task's test images with delta <= 0. 'E chosen' is the error of the most likely task's prompt, 'E own' that of the true task's",
     "The paper states the theorem without measurements, so there are no published values",
 )
 
