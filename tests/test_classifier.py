@@ -89,7 +89,7 @@ def test_evaluate_matches_predict(backbone: Path) -> None:
 
 
 def test_give_task_passes_the_true_tasks_to_the_method(backbone: Path) -> None:
-    model = make_model(backbone)
+    model = make_model(backbone, device="cpu")
     model.learn(squares(["red", "green"]))
     model.learn(squares(["blue"]))
     passed: list[list[int]] = []
@@ -106,7 +106,7 @@ def test_give_task_passes_the_true_tasks_to_the_method(backbone: Path) -> None:
 
 
 def test_unsupported_precision_leaves_the_model_unchanged(backbone: Path) -> None:
-    model = make_model(backbone)
+    model = make_model(backbone, device="cpu")
     model.learn(squares(["red", "green"]))
     before = model.predict_one(square("red", 50))
     with pytest.raises(OptionError, match="fp8"):
