@@ -17,6 +17,7 @@ __all__ = [
     "OptionError",
     "StoppedError",
     "UnknownNameError",
+    "UnknownOptionError",
     "did_you_mean",
     "first_line",
 ]
@@ -52,6 +53,14 @@ class UnknownNameError(InputError):
     def __init__(self, kind: str, name: str, known: Iterable[str], also: str = "") -> None:
         names = sorted(known)
         super().__init__(f"unknown {kind} '{name}'{did_you_mean(name, names)}; there are: {', '.join(names)}{also}")
+
+
+class UnknownOptionError(OptionError):
+    """An option that a method or command does not have; the message lists those that it has."""
+
+    def __init__(self, name: str, owner: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        super().__init__(f"unknown option '{name}' for {owner}{did_you_mean(name, names)}; there are: {', '.join(names)}")
 
 
 class StoppedError(CapromptError):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.data.datasets.registry import DATASETS
-from caprompt.errors import OptionError, did_you_mean
+from caprompt.errors import OptionError, UnknownOptionError
 from caprompt.experiments.presets import load_preset
 from caprompt.methods import get_method, list_methods
 from caprompt.methods.components.batch_leak import ReleasedOptions
@@ -101,10 +101,10 @@ def split_settings(
     >>> split_settings({"seed": 1, "epochs": 2}, ["seed"], ["epochs"], "caprompt")
     ({'seed': 1}, {'epochs': 2})
     """
-    known = sorted({*own, *options})
+    known = {*own, *options}
     for key in settings:
         if key not in known:
-            raise OptionError(f"unknown option '{key}' for {owner}{did_you_mean(key, known)}; there are: {', '.join(known)}")
+            raise UnknownOptionError(key, owner, known)
     return ({k: v for k, v in settings.items() if k in own}, {k: v for k, v in settings.items() if k not in own})
 
 

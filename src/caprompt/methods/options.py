@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from caprompt.errors import OptionError, did_you_mean
+from caprompt.errors import OptionError, UnknownOptionError
 
 __all__ = ["Options", "PromptOptions", "describe_options", "validate_options"]
 
@@ -78,7 +78,7 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
 
     >>> validate_options(Options, {"epoch": 3}, "caprompt")
     Traceback (most recent call last):
-    caprompt.errors.OptionError: unknown option 'epoch' for caprompt (did you mean 'epochs'?); there are: batch_size, ...
+    caprompt.errors.UnknownOptionError: unknown option 'epoch' for caprompt (did you mean 'epochs'?); there are: batch_size, ...
     >>> validate_options(Options, {"epochs": "many"}, "caprompt")
     Traceback (most recent call last):
     caprompt.errors.OptionError: option 'epochs' of caprompt cannot be 'many': input should be a valid integer, ...
@@ -86,9 +86,7 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
     known = model.model_fields
     for key in values:
         if key not in known:
-            raise OptionError(
-                f"unknown option '{key}' for {owner}{did_you_mean(key, known)}; there are: {', '.join(sorted(known))}"
-            )
+            raise UnknownOptionError(key, owner, known)
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
