@@ -191,3 +191,17 @@ def test_sha256_of_small_and_large_files(tmp_path: Path) -> None:
     assert compute_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     (tmp_path / "a").write_bytes(b"a" * 3_000_000)  # more than one block
     assert compute_sha256(tmp_path / "a") == "2a152c894398719c0570f83fac34ac03a0f6e8e474b995c2403aa5434f7b9dd4"
+
+
+def test_failed_write_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(b"old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(path, b"new")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+    assert path.read_bytes() == b"old"

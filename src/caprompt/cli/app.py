@@ -63,7 +63,8 @@ def _run_command(arguments: Sequence[str]) -> int:
     except CapromptError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
-        return _fail(f"'{error.filename}' cannot be used: {error.strerror}", InputError.exit_code)
+        subject = f"'{error.filename}' cannot be used: " if error.filename else ""
+        return _fail(f"{subject}{error.strerror or error}", InputError.exit_code)
     except KeyboardInterrupt:
         return _fail("Stopped.", StoppedError.exit_code)
     return 0

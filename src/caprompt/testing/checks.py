@@ -69,6 +69,7 @@ def make_model_factory(method: str, backbone: str | Path) -> ModelFactory:
 
 def check_method(method: str) -> None:
     """Run every check on a registered method with a tiny ViT; raise an AssertionError that names the first one that fails."""
+    get_method(method)  # an unknown name is an error of its own, not a failed check
     with tempfile.TemporaryDirectory() as folder:
         make = make_model_factory(method, write_backbone(Path(folder) / "tiny.safetensors"))
         for check in list_checks():

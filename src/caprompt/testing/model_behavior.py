@@ -94,7 +94,8 @@ def check_saving_between_calls_changes_nothing(make: ModelFactory) -> None:
             model.learn(squares(task))
             model.save(Path(folder))
             model = ContinualClassifier.load(folder, device=str(uninterrupted.device))
-        assert equal_tensors(model.method.state(), uninterrupted.method.state())
+        is_same = equal_tensors(model.method.state(), uninterrupted.method.state())
+        assert is_same, "a model that was saved and loaded between calls differs from one that was not"
         assert model.classes == uninterrupted.classes
         assert model.predict_one(square("blue", 9)) == uninterrupted.predict_one(square("blue", 9))
 
@@ -121,7 +122,8 @@ def check_resumed_equals_uninterrupted(make: ModelFactory) -> None:
             raise AssertionError("the call should have been stopped")
         model = ContinualClassifier.load(folder, device=str(uninterrupted.device))
         model.learn(squares(THIRD), checkpoint_dir=folder, resume=True)
-        assert equal_tensors(model.method.state(), uninterrupted.method.state())
+        is_same = equal_tensors(model.method.state(), uninterrupted.method.state())
+        assert is_same, "a model whose call was resumed differs from one that was not stopped"
 
 
 def check_one_image_equals_many(make: ModelFactory) -> None:
@@ -198,14 +200,17 @@ def _assert_batch_invariant(model: ContinualClassifier) -> None:
     images = _image_batch(model, 70)
     alone = [model.method.predict(image[None]) for image in images]
     logits, weights = (torch.cat([getattr(output, name) for output in alone]) for name in ("logits", "task_weights"))
-    assert logits.std(dim=0).max() > 1e-3, "logits should differ between images"
+    assert logits.std(dim=0).max() > 1e-3, "logits of images that are predicted one by one should differ between images"
     rounding = RIDGE_ROUNDING if hasattr(model.method.options, "ridge_scale") else ROUNDING
     shuffled = torch.from_numpy(np.random.default_rng(0).permutation(70))
     for size in (7, 64):
         for order in (torch.arange(70), shuffled):
             outputs = [model.method.predict(images[part]) for part in order.split(size)]
-            torch.testing.assert_close(torch.cat([output.logits for output in outputs]), logits[order], rtol=1e-6, atol=rounding)
-            torch.testing.assert_close(torch.cat([output.task_weights for output in outputs]), weights[order], rtol=0, atol=1e-5)
+            where = f"of the same image differ between a batch of 1 and one of {size}"
+            batched = torch.cat([output.logits for output in outputs])
+            assert torch.allclose(batched, logits[order], rtol=1e-6, atol=rounding), f"logits {where}"
+            batched = torch.cat([output.task_weights for output in outputs])
+            assert torch.allclose(batched, weights[order], rtol=0, atol=1e-5), f"task weights {where}"
 
 
 def _draws_random_numbers(make: ModelFactory) -> bool:

@@ -71,7 +71,11 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace one file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.next")
-    _write_and_sync(draft, content)
+    try:
+        _write_and_sync(draft, content)
+    except OSError:  # such as a full disk
+        draft.unlink(missing_ok=True)
+        raise
     draft.replace(path)
 
 
