@@ -32,7 +32,7 @@ def load_pixels(path: Path, size: int) -> torch.Tensor:
     not (WEIGHTS.is_file() and ARCHIVE.is_file()), reason="needs the development data pack ../shared/data next to the repository"
 )
 def test_deit_tiny_separates_the_classes_of_tiny_imagenet(tmp_path: Path) -> None:
-    """Each class's most frequent prediction, of 1,000, should be its own: of every second class it is for 84 of 100."""
+    """Each class's most frequent prediction, of 1,000, should be its own: of every fourth class it is for 45 of 50."""
     arguments = [str(SHARED_DATA / "unpack.py"), ARCHIVE.stem, "--to", str(tmp_path), "--per-class", "1"]
     subprocess.run([sys.executable, *arguments], check=True, timeout=300)
     samples = read_source(tmp_path / ARCHIVE.stem / "test")
@@ -41,12 +41,12 @@ def test_deit_tiny_separates_the_classes_of_tiny_imagenet(tmp_path: Path) -> Non
     head, bias = tensors["head.weight"].float(), tensors["head.bias"].float()
     mean, std = (torch.tensor(values)[:, None, None] for values in (backbone.mean, backbone.std))
     most_frequent = []
-    for name in samples.classes[::2]:
+    for name in samples.classes[::4]:
         paths = [Path(str(image)) for image in samples.select_classes([name]).images[:PER_CLASS]]
         assert len(paths) == PER_CLASS
         with torch.inference_mode():
             features = vit((torch.stack([load_pixels(path, size) for path in paths]) - mean) / std)
         predictions = (features @ head.T + bias).argmax(dim=1).tolist()
         most_frequent.append(Counter(predictions).most_common(1)[0][0])
-    assert len(most_frequent) == 100
-    assert len(set(most_frequent)) >= 80
+    assert len(most_frequent) == 50
+    assert len(set(most_frequent)) >= 43
