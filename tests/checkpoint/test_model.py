@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from caprompt import ContinualClassifier
 from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.checkpoint.model import IN_PROGRESS, get_options_for_device, get_saved_options, has_stopped_call, select_by_prefix
 from caprompt.errors import OptionError
+from caprompt.methods.options import Options
 
 
 def test_checkpoint_of_a_finished_call_does_not_count(tmp_path: Path, backbone: Path) -> None:
@@ -34,6 +37,19 @@ def test_file_named_like_a_packaged_backbone_is_loaded_by_its_path(tmp_path: Pat
 
 def test_select_by_prefix() -> None:
     assert select_by_prefix({"a.x": torch.zeros(1), "b.x": torch.ones(1)}, "b.") == {"x": torch.ones(1)}
+
+
+def test_added_options_get_the_value_that_older_models_were_trained_with() -> None:
+    class Added(Options):
+        new: int = 3
+        before_added: ClassVar[Mapping[str, Any]] = {"new": 0}
+
+    class Derived(Added):
+        other: int = 4
+        before_added: ClassVar[Mapping[str, Any]] = {"other": 1}
+
+    assert Derived.complete_saved({"epochs": 2}) == {"epochs": 2, "new": 0, "other": 1}
+    assert Derived.complete_saved({"new": 7}) == {"new": 7, "other": 1}
 
 
 def test_retired_options_are_accepted_at_their_retired_value_only(tmp_path: Path, backbone: Path) -> None:

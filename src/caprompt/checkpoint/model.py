@@ -59,10 +59,9 @@ def read_stopped_call(folder: Path, config: Mapping[str, Any], digest: str) -> c
 
 
 def get_saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of a saved model; options that were added later get their defaults, retired ones are dropped."""
+    """Return all options of a saved model, also those that were added since (see `Options.complete_saved`)."""
     options_class = methods.get_method(config["method"]).options_class
-    retired = options_class.retired
-    options = {name: value for name, value in config["options"].items() if name not in retired or value != retired[name]}
+    options = options_class.complete_saved(config["options"])
     return validate_options(options_class, options, owner=config["method"]).model_dump(mode="json")
 
 

@@ -57,6 +57,16 @@ class Options(BaseModel):
     at_prediction: typing.ClassVar[frozenset[str]] = frozenset({"compile", "precision"})
     #: Removed options, with the value at which models saved with them can still be loaded.
     retired: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
+    #: Added options, with the value that models saved before the option existed were trained with.
+    #: Needed only where that is not the default; subclasses declare their own.
+    before_added: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
+
+    @classmethod
+    def complete_saved(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return saved options as of today: without retired ones, and with those added since, at their old behavior."""
+        added = {name: value for base in reversed(cls.__mro__) for name, value in getattr(base, "before_added", {}).items()}
+        kept = {name: value for name, value in saved.items() if name not in cls.retired or value != cls.retired[name]}
+        return {**added, **kept}
 
     @field_validator("crop_scale")
     @classmethod
