@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -125,12 +126,25 @@ def test_proxy_head_has_the_learning_rate_of_the_head() -> None:
     assert len(rest["params"]) == 4
 
 
-@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "step", "cosine", "quarter-cosine"])
 def test_schedule_starts_at_one_and_never_increases(schedule: str) -> None:
     factors = [compute_learning_rate_factor(Options(schedule=schedule), epoch, 10) for epoch in range(10)]  # type: ignore[arg-type]
     assert factors[0] == 1
     assert factors == sorted(factors, reverse=True)
     assert (factors[-1] < 1) == (schedule != "constant")
+
+
+@pytest.mark.parametrize("epochs", [2, 5, 20])
+def test_quarter_cosine_is_the_schedule_of_coda_prompt(epochs: int) -> None:
+    """cos(99 pi e / (200 (K - 1))) in epoch e of K."""
+    factors = [compute_learning_rate_factor(Options(schedule="quarter-cosine"), epoch, epochs) for epoch in range(epochs)]
+    expected = [math.cos(99 * math.pi * epoch / (200 * (epochs - 1))) for epoch in range(epochs)]
+    assert factors == pytest.approx(expected)
+    assert factors[-1] == pytest.approx(0.0157, abs=1e-4)
+
+
+def test_quarter_cosine_of_a_single_epoch_is_one() -> None:
+    assert compute_learning_rate_factor(Options(schedule="quarter-cosine"), 0, 1) == 1
 
 
 # -- TrainingStep --------------------------------------------------------------------------------------------------------------

@@ -90,6 +90,10 @@ def test_orthogonality_penalty_matches_manual_computation() -> None:
     torch.testing.assert_close(method.loss(IMAGES, LABELS)["orthogonality"], 0.5 * torch.stack(penalties).sum())
 
 
+def test_schedule_is_that_of_the_public_code() -> None:
+    assert CODAPromptOptions().schedule == "quarter-cosine"
+
+
 def test_first_layers_are_prompted() -> None:
     assert list(make_method().layers) == [0, 1]
     assert list(make_method(prompted=1).layers) == [0]

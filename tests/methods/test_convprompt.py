@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy, layer_norm
 
 from caprompt import ContinualClassifier
 from caprompt.backbones.vit import ViT, ViTConfig
-from caprompt.errors import DataError
+from caprompt.engine.trainer import fit
+from caprompt.errors import DataError, OptionError
 from caprompt.methods.convprompt import (
     ConvolvedPrefix,
     ConvPrompt,
@@ -27,7 +29,7 @@ LABELS = torch.tensor([2, 3, 4, 2, 0])
 
 
 def make_method(tasks: tuple[int, ...] = (2, 3), **options: object) -> ConvPrompt:
-    method = ConvPrompt(tiny_vit(), ConvPromptOptions(length=4, filters=2, kernel=3, **options))  # type: ignore[arg-type]
+    method = ConvPrompt(tiny_vit(), ConvPromptOptions(**{"length": 4, "filters": 2, "kernel": 3, **options}))  # type: ignore[arg-type]
     for number, classes in enumerate(tasks):
         method.begin_task(classes, torch.Generator().manual_seed(number))
     return method
@@ -81,8 +83,26 @@ def test_losses_match_reference() -> None:
     assert set(make_method((2,)).loss(IMAGES[:1], LABELS[4:])) == {"ce"}
 
 
+def test_keys_stay_bit_identical_in_training() -> None:
+    method = make_method((2, 3), epochs=2, learning_rate=0.05)
+    keys, filters = method.bank.keys().clone(), method.bank.weight.newest.detach().clone()
+    torch.testing.assert_close(keys @ keys.T, torch.eye(4))
+    fit(method, lambda epoch: [(IMAGES, LABELS)])
+    assert torch.equal(method.bank.keys(), keys)
+    assert not torch.equal(method.bank.weight.newest, filters)
+    assert not any(name.startswith("bank.keys") for name, each in method.named_parameters() if each.requires_grad)
+    method.begin_task(1, torch.Generator().manual_seed(9))
+    assert torch.equal(method.bank.keys()[:4], keys)
+
+
+def test_models_saved_before_these_options_keep_their_behavior() -> None:
+    before = {"filter_growth": "constant", "filter_keys": "trained", "norms": "frozen"}
+    assert ConvPromptOptions.complete_saved({}) == before
+    assert all(getattr(ConvPromptOptions(), name) != value for name, value in before.items())
+
+
 def test_only_keys_of_the_newest_task_are_trained() -> None:
-    method = make_method()
+    method = make_method(filter_keys="trained")
     torch.stack(list(method.loss(IMAGES, LABELS).values())).sum().backward()
     assert method.bank.keys.newest.grad is not None
     assert method.bank.keys.newest.grad.abs().max() > 0
@@ -117,6 +137,108 @@ def test_class_without_description_is_reported_before_training(tmp_path: Path, b
         model.learn(squares(["red", "blue"], each=2))
     assert model.classes == []
     assert model.method.task_sizes == []
+
+
+# -- number of filters -----------------------------------------------------------------------------
+
+
+def test_similar_classes_need_fewer_filters() -> None:
+    """Five filters, then ceil((1 - similarity) 5), with similarities of class means in the un-adapted backbone."""
+    method, seen = make_method((), filters=5), []
+    for number, brightness in enumerate((0.0, 0.0, 4.0)):  # the second task's images are those of the first
+        method.begin_task(2, torch.Generator().manual_seed(number))
+        images, labels = IMAGES[:4] + brightness, torch.tensor([0, 0, 1, 1]) + 2 * number
+        method.prepare([(images[:3], labels[:3]), (images[3:], labels[3:])], torch.Generator())
+        seen.append(torch.stack([method.vit(images[:2]).mean(dim=0), method.vit(images[2:]).mean(dim=0)]))
+    cosines = cosine_similarity(seen[2].unsqueeze(1), torch.cat(seen[:2]).unsqueeze(0), dim=2)
+    expected = math.ceil((1 - float(cosines.amax(dim=1).mean())) * 5)
+    assert method.filter_counts.tolist() == [5, 1, expected]
+    assert expected not in (1, 5), "the third task should be similar in part"
+    total = 6 + expected
+    assert [len(rows()) for rows in (method.bank.weight, method.bank.bias, method.bank.keys)] == [total] * 3
+    assert method.logits(IMAGES).shape == (5, 6)
+    restored = make_method((), filters=5)
+    restored.restore([2, 2, 2], method.state())
+    assert torch.equal(restored.logits(IMAGES), method.logits(IMAGES))
+
+
+def test_further_images_of_known_classes_drop_no_filters() -> None:
+    method = make_method((2, 3), filters=5)
+    method.prepare([(IMAGES, LABELS)], torch.Generator())
+    before = method.filter_counts.tolist()
+    method.prepare([(IMAGES, LABELS)], torch.Generator())
+    assert method.filter_counts.tolist() == before
+
+
+def test_number_of_filters_can_be_constant() -> None:
+    method = make_method((2, 3), filters=5, filter_growth="constant")
+    method.prepare([(IMAGES, LABELS)], torch.Generator())
+    assert method.filter_counts.tolist() == [5, 5]
+    assert method.prototypes is None
+
+
+@pytest.mark.parametrize("trains_keys", [False, True])
+def test_dropped_filters_are_the_last_of_the_newest(trains_keys: bool) -> None:
+    bank = make_bank(2, 3, trains_keys=trains_keys)
+    before = [rows().detach().clone() for rows in (bank.weight, bank.bias, bank.keys)]
+    bank.drop_newest(2)
+    for rows, kept in zip((bank.weight, bank.bias, bank.keys), before, strict=True):
+        assert torch.equal(rows(), kept[:3])
+    assert len(bank.weight.newest) == 1
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+def test_features_are_those_of_a_backbone_with_the_trained_norms() -> None:
+    method = make_method()
+    assert method.norms is not None
+    torch.testing.assert_close(method.logits(IMAGES), make_method(norms="frozen").logits(IMAGES))  # the same at first
+    method.norms.change.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(3))
+    changed, expected = dict(method.vit.named_parameters()), make_method(norms="frozen")
+    values = method.norms(torch.float32)
+    assert values.keys() == {name for name in changed if "norm" in name}
+    for name, value in values.items():
+        difference = (value - changed[name]).detach()
+        assert 0 < float(difference.abs().max()) < 0.01  # 0.005 x change in the second task
+        expected.vit.get_parameter(name).data.copy_(value)
+    torch.testing.assert_close(method.logits(IMAGES), expected.logits(IMAGES))
+
+
+def test_norms_of_the_backbone_itself_are_not_trained() -> None:
+    method = make_method((2,), epochs=2, learning_rate=0.05)
+    before = {name: value.clone() for name, value in method.vit.state_dict().items()}
+    fit(method, lambda epoch: [(IMAGES, LABELS % 2)])
+    assert equal_tensors(method.vit.state_dict(), before)
+    assert method.norms is not None
+    assert method.norms.change.abs().amax(dim=2).min() > 0, "the weight and the bias of every norm should be trained"
+
+
+def test_norms_change_slowly_after_the_first_task() -> None:
+    """The first step of Adam moves every value by the learning rate, here by 0.005 of it."""
+    for tasks, expected in (((2,), 0.01), ((2, 3), 0.01 * 0.005)):
+        method = make_method(tasks, epochs=1, learning_rate=0.01, clip=0, schedule="constant")
+        assert method.norms is not None
+        before = method.norms(torch.float32)["blocks.0.norm1.weight"].detach().clone()
+        fit(method, lambda epoch: [(IMAGES[:4], LABELS[:4] if method.num_known_classes else LABELS[:4] % 2)])  # noqa: B023
+        after = method.norms(torch.float32)["blocks.0.norm1.weight"].detach()
+        assert float((after - before).abs().median()) == pytest.approx(expected, rel=0.05)
+
+
+def test_next_task_starts_from_the_trained_norms() -> None:
+    method = make_method((2,))
+    assert method.norms is not None
+    method.norms.change.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(3))
+    before = method.norms(torch.float32)
+    method.begin_task(1, torch.Generator().manual_seed(1))
+    assert equal_tensors(method.norms(torch.float32), before)
+    assert not method.norms.change.any()
+
+
+def test_trained_norms_cannot_be_recomputed() -> None:
+    with pytest.raises(OptionError, match="recompute=true needs norms='frozen'"):
+        make_method(recompute=True)
+    make_method(recompute=True, norms="frozen")
 
 
 # -- class descriptions ----------------------------------------------------------------------------
@@ -156,9 +278,9 @@ def test_class_similarity_matches_manual_computation() -> None:
 # -- filter bank -----------------------------------------------------------------------------------
 
 
-def make_bank(*counts: int) -> FilterBank:
+def make_bank(*counts: int, trains_keys: bool = True) -> FilterBank:
     """Build a bank for two layers and three heads, with 3 x 3 filters and keys of width 8."""
-    bank = FilterBank(2, 3, 3, 8)
+    bank = FilterBank(2, 3, 3, 8, trains_keys)
     for number, count in enumerate(counts):
         bank.grow(count, torch.Generator().manual_seed(number))
     return bank

@@ -9,6 +9,8 @@ from helpers import TINY, tiny_vit
 from torch import Tensor
 
 from caprompt.backbones.vit import Adaptation
+from caprompt.engine.trainer import fit
+from caprompt.methods.components.heads import LinearHead
 from caprompt.methods.cprompt import CPrompt, CPromptOptions, smoothing_loss
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0))
@@ -77,7 +79,8 @@ def test_task_of_the_nearest_class_key_is_selected() -> None:
 @pytest.mark.parametrize("margin", [0.0, 0.3])
 def test_losses_match_reference(margin: float) -> None:
     method = make_method(margin=margin, smooth=0.5)
-    method.head.weight.data.mul_(3)
+    method.head.weights.newest.data.mul_(3)  # type: ignore[union-attr]
+    method.head.weights.earlier.mul_(3)  # type: ignore[union-attr]
     method.chance.counter.fill_(1)
     sampled = copy.deepcopy(method.chance).randint(3, 6).tolist()
     assert set(sampled) == {0, 1, 2}, "every prompt should be sampled"
@@ -115,18 +118,36 @@ def test_smoothing_trains_prompts_but_no_head() -> None:
     method = make_method(temperature=2.0, margin=100.0)
     smooth = method.loss(IMAGES, LABELS)["smooth"]
     prompts, *others = torch.autograd.grad(
-        smooth, [method.prompts.newest, method.head.weight, method.auxiliary.weight, method.keys.newest], allow_unused=True
+        smooth,
+        [method.prompts.newest, method.head.weights.newest, method.auxiliary.weight, method.keys.newest],  # type: ignore[union-attr]
+        allow_unused=True,
     )
     assert prompts.abs().max() > 0
     assert others == [None, None, None]
 
 
 def test_new_images_do_not_change_head_rows_of_earlier_tasks() -> None:
-    method = make_method()
+    method = make_method(old_heads="trained")
+    assert isinstance(method.head, LinearHead)
     torch.stack(list(method.loss(IMAGES, LABELS).values())).sum().backward()
     assert method.head.weight.grad is not None
     assert method.head.weight.grad[:3].abs().max() == 0
     assert method.head.weight.grad[3:].abs().max() > 0
+
+
+@pytest.mark.parametrize("old_heads", ["frozen", "trained"])
+def test_weight_decay_shrinks_head_rows_of_earlier_tasks_only_if_they_are_trained(old_heads: str) -> None:
+    method = make_method(old_heads=old_heads, optimizer="sgd", weight_decay=0.1, learning_rate=0.05, clip=0, epochs=2)
+    weight, bias = method.head.weight.detach().clone(), method.head.bias.detach().clone()
+    fit(method, lambda epoch: [(IMAGES, LABELS)])
+    assert torch.equal(method.head.weight[:3], weight[:3]) == (old_heads == "frozen")
+    assert torch.equal(method.head.bias[:3], bias[:3]) == (old_heads == "frozen")
+    assert not torch.equal(method.head.weight[3:], weight[3:])
+
+
+def test_models_saved_before_heads_were_frozen_train_them() -> None:
+    assert CPromptOptions().old_heads == "frozen"
+    assert CPromptOptions.complete_saved({})["old_heads"] == "trained"
 
 
 def test_known_classes_are_excluded_from_losses_of_the_newest_prompt() -> None:

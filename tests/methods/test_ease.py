@@ -113,6 +113,16 @@ def test_only_newest_adapter_and_proxy_are_trained() -> None:
     assert method.trained_head is method.proxy
 
 
+def test_scale_of_every_proxy_starts_at_proxy_scale() -> None:
+    method = Ease(tiny_vit(), EaseOptions(bottleneck=4, proxy_scale=2.0))
+    for number in range(2):
+        method.begin_task(1, torch.Generator().manual_seed(number))
+        assert float(method.proxy.scale.detach()) == 2.0  # type: ignore[union-attr]
+        method.proxy.scale.data.fill_(5.0)  # type: ignore[union-attr]  # as if trained
+    assert EaseOptions().proxy_scale == 1.0
+    assert EaseOptions.complete_saved({})["proxy_scale"] == 10.0
+
+
 def test_head_can_grow_before_its_first_subspace() -> None:
     head = SubspaceHead(4)
     head.grow(2, torch.Generator())

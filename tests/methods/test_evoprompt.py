@@ -18,6 +18,7 @@ from caprompt.methods.evoprompt import (
     align_neurons,
     check_transport_available,
     compose_head_rows,
+    min_max_scale,
     solve_exact_plan,
     solve_matching_plan,
 )
@@ -85,11 +86,12 @@ def test_importance_is_the_mean_activation_on_correctly_classified_images() -> N
     torch.testing.assert_close(up, sum(outputs[:, i].clamp_min(0) for i in indices) / len(indices))
 
 
+@pytest.mark.parametrize("importance_kind", ["raw", "scaled"])
 @pytest.mark.parametrize("transport", ["matching", "exact"])
-def test_fusion_matches_reference(transport: str) -> None:
+def test_fusion_matches_reference(transport: str, importance_kind: str) -> None:
     """Compare one block's fusion with plans from POT and the formula in NumPy."""
     ot = pytest.importorskip("ot")
-    method = make_method(transport=transport)
+    method = make_method(transport=transport, importance=importance_kind)
     generator = torch.Generator().manual_seed(3)
     for buffer in (method.reference_down, method.reference_up):
         buffer.normal_(generator=generator)
@@ -110,6 +112,8 @@ def test_fusion_matches_reference(transport: str) -> None:
 
     def reference_fusion(aligned: np.ndarray, reference: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
         new = (new - new.min()) / (new.max() - new.min())
+        if importance_kind == "raw":
+            old = (old - old.min()) / (old.max() - old.min())
         return reference + (0.5 + 0.5 * (new - old))[:, None] * (aligned - reference)
 
     down, up = before["down"][1], before["up"][1]
@@ -133,7 +137,6 @@ def test_fusion_starts_with_the_second_call() -> None:
     method.consolidate([(IMAGES, LABELS)], torch.Generator())
     assert torch.equal(method.down, trained)
     assert torch.equal(method.reference_down, trained)
-    assert float(method.importance_down.max()) == 1
     method.down.data.add_(0.1)
     method.consolidate([(IMAGES, LABELS)], torch.Generator())
     change = method.down - trained
@@ -141,15 +144,25 @@ def test_fusion_starts_with_the_second_call() -> None:
     assert torch.equal(method.reference_down, method.down)
 
 
-def test_importance_is_the_maximum_over_tasks() -> None:
-    method = make_method()
+@pytest.mark.parametrize("importance", ["raw", "scaled"])
+def test_importance_is_the_maximum_over_tasks(importance: str) -> None:
+    """The maximum of what was measured, or of what was measured and then scaled to [0, 1] in every task."""
+    method = make_method(importance=importance, alpha=0.0)  # without fusion: the order of the neurons alone may change
+    first = method.measure_importance([(IMAGES, LABELS)])[1]
     method.consolidate([(IMAGES, LABELS)], torch.Generator())
+    kept = torch.stack([min_max_scale(row) for row in first]) if importance == "scaled" else first
+    torch.testing.assert_close(method.importance_up, kept)
     before = method.importance_up.clone()
     method.up.data.mul_(-1)
     method.consolidate([(IMAGES, LABELS)], torch.Generator())
     assert (method.importance_up >= before).all()
     assert (method.importance_up > before).any()
-    assert float(method.importance_up.max()) <= 1
+    assert importance == "raw" or float(method.importance_up.max()) <= 1
+
+
+def test_models_saved_before_raw_importances_keep_scaled_ones() -> None:
+    assert EvoPromptOptions().importance == "raw"
+    assert EvoPromptOptions.complete_saved({})["importance"] == "scaled"
 
 
 def test_cross_entropy_is_among_classes_of_the_own_task() -> None:

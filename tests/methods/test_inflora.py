@@ -118,12 +118,30 @@ def test_without_protection_outputs_of_old_inputs_change() -> None:
     assert changes[0] < 0.2 * changes[1]
 
 
-def test_protected_share_approaches_one() -> None:
-    method, shares = make_method(threshold=0.9, approach=0.5), []
-    for _ in range(4):
+def list_protected_shares(method: InfLoRA, tasks: int) -> list[float]:
+    shares = []
+    for _ in range(tasks):
         method.begin_task(1, torch.Generator())
         shares.append(method.protected_share)
+    return shares
+
+
+def test_protected_share_rises_linearly_over_the_planned_tasks() -> None:
+    """threshold + (1 - threshold) t / T: for ten tasks from 0.95 to 0.995; further tasks get the last share."""
+    shares = list_protected_shares(make_method(), 12)
+    assert shares[:10] == pytest.approx([0.95 + 0.05 * task / 10 for task in range(10)])
+    assert shares[9:] == pytest.approx([0.995] * 3)
+    assert list_protected_shares(make_method(planned_tasks=2, threshold=0.9), 2) == pytest.approx([0.9, 0.95])
+
+
+def test_protected_share_approaches_one_for_an_unknown_number_of_tasks() -> None:
+    shares = list_protected_shares(make_method(threshold=0.9, approach=0.5, planned_tasks=0), 4)
     assert shares == pytest.approx([0.9, 0.95, 0.975, 0.9875])
+
+
+def test_models_saved_before_planned_tasks_do_not_plan() -> None:
+    assert InfLoRAOptions.complete_saved({})["planned_tasks"] == 0
+    assert InfLoRAOptions().schedule == "quarter-cosine"
 
 
 def test_state_does_not_grow_with_tasks() -> None:

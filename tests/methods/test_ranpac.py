@@ -11,7 +11,8 @@ from torch import Tensor
 
 from caprompt import ContinualClassifier
 from caprompt.callbacks.events import Event, StepEnded
-from caprompt.methods.ranpac import RanPAC, RanPACOptions
+from caprompt.methods.components.ridge import STRENGTHS
+from caprompt.methods.ranpac import CurrentTaskRidge, CurrentTaskRidgeHead, RanPAC, RanPACOptions
 
 
 def cyclic_labels(count: int, classes: int = 3) -> Tensor:
@@ -73,6 +74,66 @@ def test_only_the_first_task_is_trained() -> None:
     assert not any(parameter.requires_grad for parameter in method.parameters())
     assert len(method.proxy.weight) == 0
     assert make_method(adapt_first=False).epochs == 0
+
+
+def random_pairs(count: int, classes: int, seed: int, signal: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return hidden features (count, 12) that depend on their class, and classes."""
+    generator, labels = torch.Generator().manual_seed(seed), cyclic_labels(count, classes)
+    return torch.randn(count, 12, generator=generator) + signal * torch.nn.functional.one_hot(labels, 12), labels
+
+
+def test_strength_is_the_one_with_the_least_held_out_error_of_the_last_call() -> None:
+    """Compare with a regression solved for every candidate on four fifths of the images of each call."""
+    head, chosen = CurrentTaskRidgeHead(12), []
+    head.grow(4, torch.Generator())
+    for count, signal in ((40, 0.0), (40, 5.0)):
+        hidden, labels = random_pairs(count, 4, seed=0, signal=signal)
+        held_out, targets = count // 5, torch.eye(4)[labels]
+        errors = []
+        for strength in STRENGTHS:
+            fitted = Ridge(alpha=strength, fit_intercept=False).fit(hidden[held_out:].double(), targets[held_out:].double())
+            errors.append(((fitted.predict(hidden[:held_out].double()) - targets[:held_out].numpy()) ** 2).mean())
+        head.observe(hidden, labels)
+        head.update_errors(hidden, labels)
+        assert head.strength == STRENGTHS[int(np.argmin(errors))]
+        chosen.append(head.strength)
+    assert chosen[0] != chosen[1], "the second call should not have the strength of the first"
+
+
+def test_call_without_held_out_images_keeps_the_strength() -> None:
+    head = CurrentTaskRidgeHead(12)
+    head.grow(4, torch.Generator())
+    hidden, labels = random_pairs(40, 4, 0)
+    head.observe(hidden, labels)
+    head.update_errors(hidden, labels)
+    before = head.strength
+    head.update_errors(hidden[:2], labels[:2])
+    assert head.strength == before
+
+
+def test_strength_is_at_least_the_rounding_error_of_the_sums() -> None:
+    head = CurrentTaskRidgeHead(12)
+    head.grow(4, torch.Generator())
+    hidden, labels = random_pairs(40, 4, 0)
+    head.observe(1e6 * hidden, labels)
+    head.errors[3:] = 1.0  # 1e-8 is best
+    assert head.strength > 1
+
+
+def test_selection_of_the_strength_is_an_option() -> None:
+    assert isinstance(make_method().head, CurrentTaskRidge)
+    assert not isinstance(make_method(ridge_selection="all-tasks").head, CurrentTaskRidge)
+    assert RanPACOptions.complete_saved({}) == {"ridge_selection": "all-tasks", "proxy_scale": 10.0}
+
+
+def test_regression_of_the_current_task_equals_that_of_all_tasks_but_for_its_strength() -> None:
+    heads = [make_method(ridge_selection=kind, adapt_first=False) for kind in ("current-task", "all-tasks")]
+    for method in heads:
+        method.begin_task(3, torch.Generator().manual_seed(0))
+        method.consolidate([(random_images(8), cyclic_labels(8)), (random_images(7, 1), cyclic_labels(7))], torch.Generator())
+    assert torch.equal(heads[0].head.ridge.gram, heads[1].head.ridge.gram)
+    assert torch.equal(heads[0].head.ridge.sums, heads[1].head.ridge.sums)
+    torch.testing.assert_close(heads[0].head.ridge.errors, heads[1].head.ridge.errors)  # of a single call
 
 
 def test_resumed_first_task_is_bit_identical(backbone: Path, tmp_path: Path) -> None:

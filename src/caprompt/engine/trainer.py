@@ -104,11 +104,15 @@ def compute_learning_rate_factor(options: Options, epoch: int, epochs: int) -> f
 
     >>> [round(compute_learning_rate_factor(Options(schedule="cosine"), epoch, 4), 2) for epoch in range(4)]
     [1.0, 0.85, 0.5, 0.15]
+    >>> [round(compute_learning_rate_factor(Options(schedule="quarter-cosine"), epoch, 4), 2) for epoch in range(4)]
+    [1.0, 0.87, 0.51, 0.02]
     >>> [compute_learning_rate_factor(Options(schedule="step", step_at=0.6), epoch, 50) for epoch in (29, 30)]
     [1.0, 0.1]
     """
     if options.schedule == "cosine":
         return (1 + math.cos(math.pi * epoch / epochs)) / 2
+    if options.schedule == "quarter-cosine":
+        return math.cos(99 * math.pi * epoch / (200 * max(epochs - 1, 1)))
     if options.schedule == "step" and epoch >= round(options.step_at * epochs):
         return 0.1
     return 1.0

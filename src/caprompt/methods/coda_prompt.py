@@ -30,7 +30,7 @@ from torch import Tensor
 from caprompt.backbones.vit import ViT
 from caprompt.methods.components.growing_rows import GrowingRows, draw_orthonormal_rows
 from caprompt.methods.components.prefix import Prefix
-from caprompt.methods.options import PromptOptions
+from caprompt.methods.options import PromptOptions, Schedule
 from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTaskMethod
 
@@ -42,6 +42,7 @@ EPSILON = 1e-12  # avoids a division by zero for a zero query
 class CODAPromptOptions(PromptOptions):
     """Options of the components and of the prompted layers."""
 
+    schedule: Schedule = Field("quarter-cosine", description="learning rate schedule within a task; by default as in its code")
     components: int = Field(10, ge=1, description="components that each task adds")
     length: int = Field(8, ge=2, multiple_of=2, description="prompt rows per layer, keys and values together")
     prompted: int = Field(5, ge=1, description="number of prompted layers, from the first; all layers of a shallower backbone")

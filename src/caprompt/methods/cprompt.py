@@ -14,8 +14,8 @@ Two losses, `smooth` and `ce`, make training consistent with prediction:
             whichever prompt is selected
     key     CE(cos(q, k_1 ... k_C), y)
 
-Prompts and keys of earlier tasks are frozen, and new images do not change the head rows of earlier
-tasks. As in the authors' code, the class token is taken before the last norm.
+Prompts, keys and head rows of earlier tasks are frozen (`old_heads`). As in the authors' code, the
+class token is taken before the last norm.
 Images of known classes contribute to `ce` (in the head rows of their task) and to `key`.
 
 Shapes: B images, T tasks, C classes, L prompted layers, n rows, D width.
@@ -23,7 +23,9 @@ Shapes: B images, T tasks, C classes, L prompted layers, n rows, D width.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +35,7 @@ from torch import Tensor
 from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.components.device_random import DeviceRandom
 from caprompt.methods.components.growing_rows import GrowingRows, draw_orthonormal_rows
-from caprompt.methods.components.heads import LinearHead, cosines, linear_init
+from caprompt.methods.components.heads import LinearHead, NewestRowsHead, cosines, linear_init
 from caprompt.methods.components.tokens import Tokens
 from caprompt.methods.options import PromptOptions
 from caprompt.methods.registry import register
@@ -52,6 +54,13 @@ class CPromptOptions(PromptOptions):
         0.0, ge=0, description="smooth only where the newest head's top logit leads an earlier head's by at most this"
     )
     smooth: float = Field(1.0, ge=0, description="weight of the smoothing loss; 0 disables it")
+    old_heads: Literal["frozen", "trained"] = Field(
+        "frozen",
+        description="head rows of earlier tasks: frozen, or trained, so that further images of known classes and weight decay "
+        "change them",
+    )
+
+    before_added: ClassVar[Mapping[str, Any]] = MappingProxyType({"old_heads": "trained"})
 
 
 @register("cprompt")
@@ -61,14 +70,14 @@ class CPrompt(SelectedPromptMethod):
     summary = "task prompts selected by class keys, trained to be consistent with prediction (CVPR 2024)"
     options_class = CPromptOptions
     check_options: ClassVar = {**SelectedPromptMethod.check_options, "length": 4}
-    check_variants: ClassVar = ({"margin": 0.2},)
+    check_variants: ClassVar = ({"margin": 0.2}, {"old_heads": "trained"})
     options: CPromptOptions
-    head: LinearHead
+    head: LinearHead | NewestRowsHead
     trains_on_known_classes = True
 
     def __init__(self, vit: ViT, options: CPromptOptions) -> None:
-        super().__init__(vit, options)
         width = vit.config.width
+        super().__init__(vit, options, LinearHead(width) if options.old_heads == "trained" else NewestRowsHead(width))
         self.layers = sorted({0, min(options.second_layer, vit.config.depth - 1)})
         self.prompts = GrowingRows(len(self.layers), options.length, width)  # (T, L, n, D)
         self.keys = GrowingRows(width)  # (C, D)
@@ -80,7 +89,7 @@ class CPrompt(SelectedPromptMethod):
         super().begin_task(num_classes, generator)
         self.prompts.append_from_newest(linear_init((1, *self.prompts.newest.shape[1:]), self.vit.config.width, generator))
         self.keys.append(draw_orthonormal_rows(num_classes, self.keys(), generator))
-        self.auxiliary = LinearHead(self.vit.config.width).to(self.head.weight)
+        self.auxiliary = LinearHead(self.vit.config.width).to(self.keys.earlier)
         self.auxiliary.grow(num_classes, generator)
         self.chance.seed(generator)
 
@@ -93,7 +102,7 @@ class CPrompt(SelectedPromptMethod):
 
     def extract_features(self, stem: Stem, tasks: Tensor) -> Tensor:
         rows = self.prompts()[tasks].transpose(0, 1)  # (B, L, n, D) -> (L, B, n, D)
-        return self.vit.forward_class_token(stem, Tokens(rows, self.layers)).to(self.head.weight)
+        return self.vit.forward_class_token(stem, Tokens(rows, self.layers)).to(self.keys.earlier)
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the four losses; the newest and the sampled prompts share one batched pass."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
-from caprompt.methods.components.heads import CosineHead, Head, LogitScaleOptions, cosines
+from caprompt.methods.components.heads import CosineHead, Head, LogitScaleOptions, ProxyOptions, cosines
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.registry import register
 from caprompt.methods.templates import DirectMethod
@@ -38,7 +38,7 @@ from caprompt.methods.templates import DirectMethod
 __all__ = ["Ease", "EaseOptions", "SubspaceHead", "synthesize_means"]
 
 
-class EaseOptions(AdapterOptions, LogitScaleOptions):
+class EaseOptions(AdapterOptions, LogitScaleOptions, ProxyOptions):
     """Options of the weights of the subspaces."""
 
     alpha: float = Field(0.1, ge=0, description="total weight of the other tasks' subspaces; a class's own has weight 1")
@@ -113,9 +113,13 @@ class Ease(DirectMethod):
     def __init__(self, vit: ViT, options: EaseOptions) -> None:
         super().__init__(vit, options, SubspaceHead(vit.config.width))
         self.adapters = nn.ModuleList()
-        self.proxy = CosineHead(vit.config.width)  # of the newest task's classes; trains the adapter, not used for prediction
+        self.proxy = self.make_proxy()
         if options.raw_weight:
             self.head.add_subspace(0, self.device)
+
+    def make_proxy(self) -> CosineHead:
+        """Return an empty head for the newest task's classes: it trains the adapter and is not used for prediction."""
+        return CosineHead(self.vit.config.width, initial=self.options.proxy_scale).to(self.device)
 
     @property
     def trained_head(self) -> nn.Module:
@@ -130,7 +134,7 @@ class Ease(DirectMethod):
         adapter.reset_parameters(generator)
         self.adapters.append(adapter.to(self.device))
         self.head.add_subspace(self.num_classes, self.device)
-        self.proxy = CosineHead(self.vit.config.width).to(self.device)
+        self.proxy = self.make_proxy()
         self.proxy.grow(num_classes, generator)
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ weights R from before it:
     neurons of W are aligned with those of R by optimal transport, first of `down`, then of `up`
     R <- R + w (W - R),     w = alpha + alpha (I_new - I_old) for each neuron
 
-The importance I of a neuron is its mean positive activation on correctly classified images, scaled
-to [0, 1] in each matrix; I_old is its maximum over the earlier tasks.
+The importance I of a neuron is its mean positive activation on correctly classified images. I_old
+is its maximum over the earlier tasks, and both are scaled to [0, 1] in each matrix (`importance`).
 The head rows of new classes are initialized as mixtures of the old rows, per group of features,
 with weights softmax(cos(new prototype, old prototype) / 0.05).
 
@@ -38,7 +38,9 @@ G = D / 4 groups.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -137,6 +139,11 @@ class EvoPromptOptions(PromptOptions):
         "matching",
         description="alignment of neurons: one to one, or optimal transport weighted by their norms ('exact', needs POT)",
     )
+    importance: Literal["raw", "scaled"] = Field(
+        "raw", description="importance whose maximum over tasks is kept: as measured (scaled when used), or scaled in every task"
+    )
+
+    before_added: ClassVar[Mapping[str, Any]] = MappingProxyType({"importance": "scaled"})
 
 
 @register("evoprompt")
@@ -146,7 +153,7 @@ class EvoPrompt(OwnTaskMethod):
     summary = "prompts generated from the image, generators fused by optimal transport after a task (AAAI 2024)"
     options_class = EvoPromptOptions
     check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
-    check_variants: ClassVar = ({"alpha": 0.0},)
+    check_variants: ClassVar = ({"alpha": 0.0}, {"importance": "scaled"})
     options: EvoPromptOptions
     head: LinearHead
 
@@ -163,7 +170,7 @@ class EvoPrompt(OwnTaskMethod):
 
     reference_down: Tensor  # R, the weights after the last call, (L, h, D)
     reference_up: Tensor  # (L, n D, h)
-    importance_down: Tensor  # I_old, (L, h)
+    importance_down: Tensor  # the maximum over earlier tasks behind I_old, (L, h)
     importance_up: Tensor  # (L, n D)
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
@@ -217,8 +224,8 @@ class EvoPrompt(OwnTaskMethod):
         for layer, (down, up) in enumerate(zip(*importance, strict=True)):
             if has_reference:
                 down, up = self.fuse(layer, down, up)
-            torch.maximum(self.importance_down[layer], min_max_scale(down), out=self.importance_down[layer])
-            torch.maximum(self.importance_up[layer], min_max_scale(up), out=self.importance_up[layer])
+            for kept, new in ((self.importance_down[layer], down), (self.importance_up[layer], up)):
+                torch.maximum(kept, min_max_scale(new) if self.options.importance == "scaled" else new, out=kept)
         self.reference_down.copy_(self.down)
         self.reference_up.copy_(self.up)
 
@@ -249,7 +256,8 @@ class EvoPrompt(OwnTaskMethod):
             (down, first.T @ down, self.reference_down, importance_down, self.importance_down),
             (up, second.T @ reordered, self.reference_up, importance_up, self.importance_up),
         ):
-            fusion_weight = self.options.alpha * (1 + min_max_scale(new) - old[layer])  # w, one per neuron
+            old_scaled = old[layer] if self.options.importance == "scaled" else min_max_scale(old[layer])
+            fusion_weight = self.options.alpha * (1 + min_max_scale(new) - old_scaled)  # w, one per neuron
             weight.copy_(reference[layer] + fusion_weight.unsqueeze(1) * (aligned - reference[layer]))
         return importance_down, importance_up
 

@@ -24,14 +24,19 @@ so that at most 1 - threshold of the energy of the task's inputs lies outside.
 While P has at most D / 2 dimensions a basis of it is stored, beyond that a basis of its complement:
 half a matrix per layer is enough for any number of tasks.
 
-The threshold rises with the tasks, 1 - (1 - threshold) approach^t at task t = 0, 1, ...
-The authors' rise is linear and reaches 1 at the last task, which is not known here; with approach
-0.9 the first step equals theirs for ten tasks.
+The threshold rises with the tasks t = 0, 1, ... For a known number T of tasks (`planned_tasks`) it
+is threshold + (1 - threshold) t / T, as in the authors' code; tasks beyond T get what the last one
+got. For an unknown number (`planned_tasks=0`) it is 1 - (1 - threshold) approach^t; with approach
+0.9 the first step is the same for ten tasks.
 
 Shapes: B images, N tokens, L layers, D width, r rank, n added directions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +45,7 @@ from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, ViT
 from caprompt.methods.base import Batches
-from caprompt.methods.options import Options
+from caprompt.methods.options import Options, Schedule
 from caprompt.methods.registry import register
 from caprompt.methods.templates import OwnTaskMethod
 
@@ -113,9 +118,17 @@ def find_missing_directions(projector: Tensor, moment: Tensor, threshold: float)
 class InfLoRAOptions(Options):
     """Options of the low-rank update and of the protection of earlier tasks."""
 
+    schedule: Schedule = Field("quarter-cosine", description="learning rate schedule within a task; by default as in its code")
     rank: int = Field(10, ge=1, description="rank of each task's update of keys and values")
     threshold: float = Field(0.95, gt=0, lt=1, description="share of the energy of the first task's inputs that is protected")
-    approach: float = Field(0.9, gt=0, le=1, description="factor by which every further task reduces the unprotected share")
+    planned_tasks: int = Field(
+        10, ge=0, description="tasks over which the protected share rises linearly towards 1; 0 if their number is not known"
+    )
+    approach: float = Field(
+        0.9, gt=0, le=1, description="planned_tasks=0: factor by which every further task reduces the unprotected share"
+    )
+
+    before_added: ClassVar[Mapping[str, Any]] = MappingProxyType({"planned_tasks": 0})
 
 
 class KeyValueUpdate(Adaptation):
@@ -155,6 +168,7 @@ class InfLoRA(OwnTaskMethod):
 
     summary = "low-rank updates of keys and values outside old tasks' inputs (CVPR 2024)"
     options_class = InfLoRAOptions
+    check_variants: ClassVar = ({"planned_tasks": 0},)
     options: InfLoRAOptions
 
     merged: Tensor  # M, of all calls so far: (L, 2 D, D)
@@ -176,7 +190,10 @@ class InfLoRA(OwnTaskMethod):
     @property
     def protected_share(self) -> float:
         """Share of the energy of the current task's inputs that is protected from later tasks."""
-        return 1 - (1 - self.options.threshold) * self.options.approach ** (len(self.task_sizes) - 1)
+        threshold, planned, task = self.options.threshold, self.options.planned_tasks, len(self.task_sizes) - 1
+        if planned:
+            return threshold + (1 - threshold) * min(task, planned - 1) / planned
+        return 1 - (1 - threshold) * self.options.approach**task
 
     @torch.no_grad()
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:

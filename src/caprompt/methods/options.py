@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from caprompt.errors import OptionError, UnknownOptionError
 
-__all__ = ["Options", "PromptOptions", "describe_options", "validate_options"]
+__all__ = ["Options", "PromptOptions", "Schedule", "describe_options", "validate_options"]
 
 Model = TypeVar("Model", bound=BaseModel)
+Schedule = Literal["constant", "step", "cosine", "quarter-cosine"]
 
 
 class Options(BaseModel):
@@ -34,7 +35,11 @@ class Options(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="optimizer='sgd': momentum")
     weight_decay: float = Field(0.0, ge=0, description="L2 weight decay")
     clip: float = Field(1.0, ge=0, description="maximum gradient norm; 0 disables clipping")
-    schedule: Literal["constant", "step", "cosine"] = Field("cosine", description="learning rate schedule within a task")
+    schedule: Schedule = Field(
+        "cosine",
+        description="learning rate schedule within a task; 'cosine' is half a period, 'quarter-cosine' a quarter, "
+        "as in the code of CODA-Prompt and InfLoRA",
+    )
     step_at: float = Field(0.6, gt=0, le=1, description="schedule='step': fraction of epochs after which the rate is divided by 10")
     crop_scale: tuple[float, float] = Field(
         (0.3, 1.0), description="area range of the random training crop, as fractions of the image"

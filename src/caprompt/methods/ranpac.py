@@ -7,12 +7,18 @@ The regression is solved in closed form from sums over images, so nothing is for
 `components/ridge.py`). Optionally (`adapt_first`) an adapter is trained on the first task and then
 frozen, which adapts the features to the domain of the images.
 
+The strength lambda of the regression is selected anew in every call (`ridge_selection`): the images
+of that call are divided once, a regression is fitted to four fifths of them for every power of ten
+from 10^-8 to 10^8, and the one with the least squared error on the last fifth is taken.
+
 Shapes: n images, C classes, D width.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,19 +28,67 @@ from torch import Tensor, nn
 from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
-from caprompt.methods.components.heads import CosineHead, LogitScaleOptions
-from caprompt.methods.components.ridge import RandomRidge
+from caprompt.methods.components.heads import CosineHead, LogitScaleOptions, ProxyOptions
+from caprompt.methods.components.ridge import STRENGTHS, RandomRidge, RidgeHead
 from caprompt.methods.registry import register
 from caprompt.methods.templates import DirectMethod
 
-__all__ = ["RanPAC", "RanPACOptions"]
+__all__ = ["CurrentTaskRidge", "CurrentTaskRidgeHead", "RanPAC", "RanPACOptions"]
+
+MAX_IMAGES = 10_000  # used to select lambda in one call; twice a task of CIFAR-100, more would not fit on a small GPU
 
 
-class RanPACOptions(AdapterOptions, LogitScaleOptions):
-    """Options of the random projection and of the first-task adaptation."""
+class CurrentTaskRidgeHead(RidgeHead):
+    """Ridge regression whose lambda depends on the held-out errors of the last call alone."""
+
+    def update_errors(self, hidden: Tensor, labels: Tensor) -> None:
+        """Replace the errors of each lambda; too few images to hold any out leave them as they are."""
+        before = self.errors
+        self.errors = torch.zeros_like(before)
+        super().update_errors(hidden, labels)
+        if not self.errors.any():
+            self.errors = before
+
+    @property
+    def strength(self) -> float:
+        """lambda: the candidate of least error, but at least the rounding error in G."""
+        # The base class takes this candidate or a smaller one, or the rounding error if that is larger.
+        return max(STRENGTHS[int(self.errors.argmin())], super().strength)
+
+
+class CurrentTaskRidge(RandomRidge):
+    """Ridge regression on a random projection, with a lambda that all images of the last call select."""
+
+    def __init__(self, width: int, projections: int) -> None:
+        super().__init__(width, projections)
+        self.ridge = CurrentTaskRidgeHead(projections)
+
+    @torch.no_grad()
+    def partial_fit(self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator) -> None:
+        """Add batches of features (n, D) and classes (n,) to the sums, select lambda, and solve."""
+        seen = list(pairs)
+        if not seen:
+            return
+        for features, labels in seen:
+            self.ridge.observe(self.project(features), labels)
+        features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        order = torch.randperm(len(labels), generator=generator)[:MAX_IMAGES].to(labels.device)
+        self.ridge.update_errors(self.project(features[order]), labels[order])
+        self.ridge.solve()
+
+
+class RanPACOptions(AdapterOptions, LogitScaleOptions, ProxyOptions):
+    """Options of the random projection, of the regression and of the first-task adaptation."""
 
     projections: int = Field(10_000, ge=1, description="width of the random projection; the model file grows with its square")
     adapt_first: bool = Field(True, description="train an adapter on the first task, then freeze it; if false, train nothing")
+    ridge_selection: Literal["current-task", "all-tasks"] = Field(
+        "current-task",
+        description="images that select the strength of the regression: those of the last call, or of all calls, where a smaller "
+        "strength wins if it is nearly as good",
+    )
+
+    before_added: ClassVar[Mapping[str, Any]] = MappingProxyType({"ridge_selection": "all-tasks"})
 
 
 @register("ranpac")
@@ -44,14 +98,19 @@ class RanPAC(DirectMethod):
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"
     options_class = RanPACOptions
     check_options: ClassVar = {**DirectMethod.check_options, "projections": 100, "bottleneck": 4}
-    check_variants: ClassVar = ({"adapt_first": False},)
+    check_variants: ClassVar = ({"adapt_first": False}, {"ridge_selection": "all-tasks"})
     options: RanPACOptions
     head: RandomRidge
 
     def __init__(self, vit: ViT, options: RanPACOptions) -> None:
-        super().__init__(vit, options, RandomRidge(vit.config.width, options.projections))
+        ridge = CurrentTaskRidge if options.ridge_selection == "current-task" else RandomRidge
+        super().__init__(vit, options, ridge(vit.config.width, options.projections))
         self.adapter = Adapter(vit.config, options) if options.adapt_first else None
-        self.proxy = CosineHead(vit.config.width).requires_grad_(False)  # trains the adapter; not used for prediction
+        self.proxy = self.make_proxy().requires_grad_(False)
+
+    def make_proxy(self) -> CosineHead:
+        """Return an empty head for the first task's classes: it trains the adapter and is not used for prediction."""
+        return CosineHead(self.vit.config.width, initial=self.options.proxy_scale).to(self.device)
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows; the adapter and its proxy are trained on the first task, then frozen."""
@@ -59,7 +118,7 @@ class RanPAC(DirectMethod):
         first = len(self.task_sizes) == 1
         if self.adapter is not None:
             self.adapter.requires_grad_(first)
-            self.proxy = CosineHead(self.vit.config.width).to(self.device).requires_grad_(first)
+            self.proxy = self.make_proxy().requires_grad_(first)
             if first:
                 self.adapter.reset_parameters(generator)
                 self.proxy.grow(num_classes, generator)

@@ -2,7 +2,8 @@
 
 A file has a table per method; the table `["*"]` applies to every method, also to those that have no table of their own.
 Within a table, `[METHOD.SETTING.VALUE]` overrides the table where a setting has that value: the dataset, the tag of the backbone,
-or an option that was set. The last such table in the file wins.
+or an option that was set. The last such table in the file wins. Such a table may have tables of its own:
+`[METHOD.dataset.NAME.backbone.TAG]` is for a backbone on a dataset.
 """
 
 from __future__ import annotations
@@ -47,10 +48,18 @@ def load_preset(name: str, method: str, dataset: str, backbone: str, overrides: 
     if not {method, EVERY_METHOD} & tables.keys():
         raise InputError(f"preset '{name}' has no settings for {method}; it has: {', '.join(tables)}")
     known = {**overrides, "dataset": dataset, "backbone": backbone.rpartition(".")[2]}
-    settings: dict[str, Any] = {}
-    for table in (tables.get(EVERY_METHOD, {}), tables.get(method, {})):
-        special = {key: value for key, value in table.items() if isinstance(value, dict)}
-        settings |= {key: value for key, value in table.items() if key not in special}
-        for setting, by_value in special.items():
-            settings |= by_value.get(str(known.get(setting)), {})
+    return {**_select(tables.get(EVERY_METHOD, {}), known), **_select(tables.get(method, {}), known)}
+
+
+def _select(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a table, overridden by those of its tables that fit the known settings.
+
+    >>> table = {"alpha": 5, "dataset": {"cub200": {"alpha": 1, "backbone": {"dino": {"alpha": 0.1}}}}}
+    >>> [_select(table, {"dataset": "cub200", "backbone": tag}) for tag in ("dino", "augreg_in21k")]
+    [{'alpha': 0.1}, {'alpha': 1}]
+    """
+    settings = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    for setting, by_value in table.items():
+        if isinstance(by_value, dict):
+            settings |= _select(by_value.get(str(known.get(setting)), {}), known)
     return settings

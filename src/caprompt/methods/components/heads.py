@@ -1,8 +1,9 @@
 """Classifier heads that grow with the classes.
 
-    LinearHead     logit_c(x) = w_c . f(x) + b_c, the head of most methods
-    CosineHead     logit_c(x) = s cos(f(x), w_c), with a fixed or a trained scale s
-    PrototypeHead  logit_c(x) = cos(f(x), mean of the features of class c), not trained
+    LinearHead      logit_c(x) = w_c . f(x) + b_c, the head of most methods
+    NewestRowsHead  the same, where only the newest task's rows are trained
+    CosineHead      logit_c(x) = s cos(f(x), w_c), with a fixed or a trained scale s
+    PrototypeHead   logit_c(x) = cos(f(x), mean of the features of class c), not trained
 
 Shapes: B images, C classes, D width.
 """
@@ -10,18 +11,31 @@ Shapes: B images, C classes, D width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.options import Options
 
-__all__ = ["CosineHead", "Head", "LinearHead", "LogitScaleOptions", "PrototypeHead", "append_rows", "cosines", "linear_init"]
+__all__ = [
+    "CosineHead",
+    "Head",
+    "LinearHead",
+    "LogitScaleOptions",
+    "NewestRowsHead",
+    "PrototypeHead",
+    "ProxyOptions",
+    "append_rows",
+    "cosines",
+    "linear_init",
+]
 
 # Public code initializes a trained scale to 1, and plain SGD brings it to ten or more within the
 # first epoch. The steps of Adam are no larger than the learning rate: the scale would stay near 1,
@@ -66,12 +80,50 @@ class LinearHead(Head):
         return F.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
 
 
+class NewestRowsHead(Head):
+    """A linear classifier whose rows of earlier tasks are frozen: not even weight decay changes them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weights = GrowingRows(width)  # (C, D)
+        self.biases = GrowingRows()  # (C,)
+
+    def grow(self, num_classes: int, generator: torch.Generator) -> None:
+        """Freeze the existing rows and append new ones, initialized as in `nn.Linear`."""
+        width = self.weights.newest.shape[1]
+        self.weights.append(linear_init((num_classes, width), width, generator))
+        self.biases.append(linear_init((num_classes,), width, generator))
+
+    @property
+    def weight(self) -> Tensor:
+        """All rows, (C, D)."""
+        rows: Tensor = self.weights()
+        return rows
+
+    @property
+    def bias(self) -> Tensor:
+        """All biases, (C,)."""
+        biases: Tensor = self.biases()
+        return biases
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
+
+
 class LogitScaleOptions(Options):
     """Options of methods with similarities as logits; their softmax would be nearly uniform."""
 
     scale: float = Field(20.0, gt=0, description="factor on the logits; affects scores, not the predicted class")
 
     at_prediction: ClassVar[frozenset[str]] = Options.at_prediction | {"scale"}
+
+
+class ProxyOptions(Options):
+    """Options of methods that train with a temporary cosine head."""
+
+    proxy_scale: float = Field(1.0, gt=0, description="initial scale of the temporary head's cosines; 10 suits Adam, 1 SGD")
+
+    before_added: ClassVar[Mapping[str, Any]] = MappingProxyType({"proxy_scale": INITIAL_SCALE})
 
 
 def cosines(features: Tensor, rows: Tensor) -> Tensor:
@@ -84,12 +136,12 @@ def cosines(features: Tensor, rows: Tensor) -> Tensor:
 
 
 class CosineHead(Head):
-    """A cosine classifier with a fixed scale, or a trained one if `scale` is None."""
+    """A cosine classifier with a fixed scale, or a trained one, `initial` at first, if `scale` is None."""
 
-    def __init__(self, width: int, scale: float | None = None) -> None:
+    def __init__(self, width: int, scale: float | None = None, initial: float = INITIAL_SCALE) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, width))
-        self.scale = nn.Parameter(torch.tensor(INITIAL_SCALE)) if scale is None else scale
+        self.scale = nn.Parameter(torch.tensor(initial)) if scale is None else scale
 
     def grow(self, num_classes: int, generator: torch.Generator) -> None:
         """Append rows initialized as in `nn.Linear`; only their directions matter."""
