@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_cells_not_run_and_failed_cells_are_distinguished(evidence: Evidence) ->
     assert evidence.compute_metric(ROW, "digits", "ACC") == "failed"
     assert f"failed: {folder.name} (MemoryError: too large)" in evidence.notes()
     assert evidence.get_protocol(ROW) == "honest"
+
+
+def test_rows_that_an_earlier_version_did_not_plan_are_left_out(tmp_path: Path) -> None:
+    evidence = make_fake_evidence("comparison", tmp_path)
+    planned = {key: names for key, names in evidence.planned.items() if key[0] != "TUNA"}
+    lines = replace(evidence, planned=planned).build_lines(1, lambda row, dataset: [])
+    labels = [row.label for row in evidence.target.rows if row.label != "TUNA"]
+    assert [line.labels[1] for line in lines][: len(labels) + 1] == [*labels, "every row"]  # of the next dataset
 
 
 def test_results_of_different_protocols_are_never_averaged(evidence: Evidence) -> None:

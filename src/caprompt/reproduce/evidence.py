@@ -69,6 +69,12 @@ class Evidence:
     planned: Mapping[EntryKey, tuple[str, ...] | str]  # the cell of each seed, or why there is none
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """The target's rows that were planned: a plan from an earlier version lacks those added since."""
+        planned = {label for label, _, _ in self.planned}
+        return tuple(row for row in self.target.rows if row.label in planned)
+
+    @property
     def datasets(self) -> tuple[str, ...]:
         """The datasets of the columns, from left to right."""
         return tuple(dict.fromkeys(dataset for _, dataset, _ in self.planned))
@@ -119,11 +125,11 @@ class Evidence:
         """Return a line for each row in a block for each dataset; a dataset with no results at all gets a single line."""
         lines: list[Line] = []
         for dataset in self.datasets:
-            finished, title = [self.list_finished(row, dataset) for row in self.target.rows], TITLES.get(dataset, dataset)
+            finished, title = [self.list_finished(row, dataset) for row in self.rows], TITLES.get(dataset, dataset)
             if isinstance(finished[0], str) and finished.count(finished[0]) == len(finished):
                 lines.append(Line((title, "every row"), OURS, "honest", (finished[0],) * columns))
                 continue
-            for row in self.target.rows:
+            for row in self.rows:
                 lines.append(Line((title, row.label), OURS, self.get_protocol(row), tuple(entries(row, dataset))))
         return tuple(lines)
 

@@ -23,7 +23,7 @@ from caprompt.utils import optimizers
 from caprompt.utils.cuda_graphs import capture
 from caprompt.utils.random import make_generator_on
 
-__all__ = ["ReplayKind", "ReplayOptions", "align_head", "build_statistics"]
+__all__ = ["ReplayKind", "ReplayOptions", "align_head", "build_statistics", "make_shrunk_sampler"]
 
 ReplayKind = Literal["covariance", "low-rank", "variance", "multi-centroid", "mean"]
 
@@ -46,6 +46,18 @@ def build_statistics(options: ReplayOptions, width: int) -> Statistics:
     if options.replay == "multi-centroid":
         return MultiCentroid(width, options.centroids)
     return {"mean": Statistics, "variance": Variance, "covariance": Covariance}[options.replay](width)
+
+
+def make_shrunk_sampler(statistics: Statistics, task_of_class: Tensor) -> Sampler:
+    """Return a sampler that shrinks the means of earlier tasks towards zero.
+
+    The mean of a class of task i among T, counted from 1, is multiplied by 0.9 + 0.1 i / T;
+    `task_of_class` (C,) counts from 0.
+    """
+    sample = statistics.make_sampler()
+    factor = 0.9 + 0.1 * (task_of_class + 1) / (task_of_class[-1] + 1)  # (C,)
+    offset = ((factor - 1).unsqueeze(1) * statistics.mean).unsqueeze(1)  # (C, 1, D)
+    return lambda each, generator: sample(each, generator) + offset
 
 
 def align_head(
