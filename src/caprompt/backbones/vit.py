@@ -19,7 +19,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
 
-__all__ = ["NO_ADAPTATION", "Adaptation", "Stem", "ViT", "ViTConfig"]
+__all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,9 @@ class ViTConfig:
     def grid(self) -> int:
         """The number of patches along one side of an image."""
         return self.image_size // self.patch_size
+
+
+Place = Literal["attention_input", "attention_output", "mlp_input", "mlp_output"]
 
 
 class Adaptation:
@@ -91,6 +94,13 @@ class Adaptation:
         Here `x` is the input of the MLP before its norm.
         """
         return None
+
+    def modulate(self, layer: int, place: Place, x: Tensor) -> Tensor:
+        """Return the input or output `x` (B, N, D) of this block's attention or MLP, changed.
+
+        Inputs are normalized. A hook that changes nothing returns `x` itself.
+        """
+        return x
 
 
 NO_ADAPTATION = Adaptation()
@@ -174,12 +184,16 @@ class Block(nn.Module):
         rows = adaptation.tokens(self.layer, x)
         if rows is not None:
             x, stem = torch.cat([rows.to(x.dtype), x], dim=1), None  # (B, n + N, D)
-        normed = self.norm1(x) if stem is None else stem.normed
+        modulate = partial(adaptation.modulate, self.layer)
+        normed, qkv = (self.norm1(x), None) if stem is None else (stem.normed, stem.qkv)
+        modulated = modulate("attention_input", normed)
+        if modulated is not normed:
+            normed, qkv = modulated, None  # the stem's projection is that of the unchanged input
         delta, prefix = adaptation.qkv(self.layer, normed), adaptation.prefix(self.layer, x)
         x = x if index is None else x[:, index].unsqueeze(1)
-        x = x + self.ls1(self.attn(normed, prefix, delta, index, qkv=None if stem is None else stem.qkv))
+        x = x + self.ls1(modulate("attention_output", self.attn(normed, prefix, delta, index, qkv=qkv)))
         branch = adaptation.mlp(self.layer, x)
-        x = x + self.ls2(self.mlp(self.norm2(x)))
+        x = x + self.ls2(modulate("mlp_output", self.mlp(modulate("mlp_input", self.norm2(x)))))
         return x if branch is None else x + branch.to(x.dtype)
 
 

@@ -1,5 +1,9 @@
 """Prefix prompts: rows prepended to the keys and values of a block's attention.
 
+A prompt may also scale and shift what attention and MLP read and write (`ModulatedPrefix`, after
+SSF, arXiv:2210.08823). Like prefix rows, scales and shifts of several prompts are mixed by a weighted
+sum, so the cost of a forward pass does not grow with the number of tasks.
+
 Shapes: L prompted layers, B images, n rows of keys (and as many of values), D width.
 """
 
@@ -7,18 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from caprompt.backbones.vit import Adaptation, ViTConfig
+from caprompt.backbones.vit import Adaptation, Place, ViTConfig
 from caprompt.errors import OptionError
 from caprompt.methods.options import PromptOptions
 
-__all__ = ["Layers", "Prefix", "PrefixOptions", "draw_prompt", "draw_rows", "resolve_layers"]
+__all__ = ["PLACES", "Layers", "ModulatedPrefix", "Prefix", "PrefixOptions", "draw_prompt", "draw_rows", "resolve_layers"]
 
+PLACES: tuple[Place, ...] = get_args(Place)
 Layers = Literal["all"] | Annotated[str, Field(pattern=r"^first-[1-9]\d*$")] | Annotated[tuple[int, ...], Field(min_length=1)]
 
 
@@ -61,6 +66,26 @@ class Prefix(Adaptation):
             return None
         slot = 2 * self.slot[layer]
         return self.rows[slot], self.rows[slot + 1]
+
+
+class ModulatedPrefix(Prefix):
+    """Prefix rows, and a scale and a shift of every input and output of a block's attention and MLP.
+
+    `rows` is (L, 2, B, n + 4, D). The last four pairs are the scale s and the shift t of the
+    `PLACES`, in their order: x becomes x + f (s x + t), so zeros change nothing. The factor f makes
+    them learn more slowly than the prefix.
+    """
+
+    def __init__(self, rows: Tensor, layers: Sequence[int], factor: float) -> None:
+        super().__init__(rows[:, :, :, : -len(PLACES)], layers)
+        pairs = factor * rows[:, :, :, -len(PLACES) :].unsqueeze(4)  # (L, 2, B, 4, 1, D)
+        self.modulations = pairs.permute(0, 3, 1, 2, 4, 5).flatten(0, 2).unbind()  # 8 L of (B, 1, D)
+
+    def modulate(self, layer: int, place: Place, x: Tensor) -> Tensor:
+        if layer not in self.slot:
+            return x
+        slot = 2 * (len(PLACES) * self.slot[layer] + PLACES.index(place))
+        return torch.addcmul(x + self.modulations[slot + 1], x, self.modulations[slot])
 
 
 def resolve_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]:
