@@ -6,10 +6,16 @@ G = sum_x h(x)^T h(x) and Q = sum_x h(x)^T onehot(y) are sums over images, so im
 known classes are simply added, in any order, and nothing is forgotten. P is not saved: it is drawn
 again from a saved seed.
 
-lambda is a power of ten, selected by the squared error on a held-out fifth of each call's images,
-with the rest of that call as training data. The errors are summed over calls, so a call with few
-images does not outweigh one with many. Accuracy is best at a slightly smaller lambda than squared
-error is: if the next smaller power is nearly as good, it is used instead.
+lambda is a constant times the mean squared length of h(x), tr(G) / n. With that, one constant suits
+one image of a class and hundreds, and any backbone (docs/experiments.md, "Strength of the
+regression"): lambda is the variance of the noise in the targets of a Gaussian process whose kernel
+is h(x) . h(y), and neither depends on the number of images. With few images the regression is then
+close to a nearest-class-mean classifier.
+
+Without that constant, lambda is a power of ten, selected by the squared error on a held-out fifth of
+each call's images, with the rest of that call as training data. The errors are summed over calls, so
+a call with few images does not outweigh one with many. Accuracy is best at a slightly smaller lambda
+than squared error is: if the next smaller power is nearly as good, it is used instead.
 
 Shapes: n images, C classes, D width, M projections.
 """
@@ -42,9 +48,13 @@ class RidgeHead(Head):
     sums: Tensor  # Q^T, (C, M)
     weight: Tensor  # W^T, (C, M)
     errors: Tensor  # squared held-out error of each candidate lambda, summed over calls, (17,)
+    count: Tensor  # n, the number of images; only where lambda is relative
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, relative_strength: float | None = None) -> None:
         super().__init__()
+        self.relative_strength = relative_strength
+        if relative_strength is not None:
+            self.register_buffer("count", torch.zeros((), dtype=torch.long))
         self.register_buffer("gram", torch.zeros(0, 0))
         self.register_buffer("sums", torch.zeros(0, width))
         self.register_buffer("weight", torch.zeros(0, width))
@@ -58,6 +68,8 @@ class RidgeHead(Head):
         """Add images (n, M) of classes (n,) to the sums."""
         if not len(self.gram):
             self.gram = hidden.new_zeros(hidden.shape[1], hidden.shape[1])
+        if self.relative_strength is not None:
+            self.count += len(hidden)
         self.gram.addmm_(hidden.T, hidden)
         self.sums.addmm_(F.one_hot(labels, len(self.sums)).T.to(hidden), hidden)
 
@@ -70,8 +82,14 @@ class RidgeHead(Head):
 
     @property
     def strength(self) -> float:
-        """lambda: the best or next smaller candidate, but at least the rounding error in G."""
+        """lambda: relative to the mean squared length of h, or the best or next smaller candidate.
+
+        It is at least the rounding error in G.
+        """
         rounding = torch.finfo(self.gram.dtype).eps * float(self.gram.diagonal().max()) * math.sqrt(len(self.gram))
+        if self.relative_strength is not None:
+            mean_square = float(self.gram.diagonal().double().sum()) / max(1, int(self.count))
+            return max(self.relative_strength * mean_square, rounding)
         best = int(self.errors.argmin())
         smaller = max(0, best - 1)
         return max(STRENGTHS[smaller if self.errors[smaller] <= _TOLERANCE * self.errors[best] else best], rounding)
@@ -113,10 +131,10 @@ class RandomRidge(Head):
     seed: Tensor
     projection: Tensor  # P, (D, M)
 
-    def __init__(self, width: int, projections: int) -> None:
+    def __init__(self, width: int, projections: int, relative_strength: float | None = None) -> None:
         super().__init__()
         self.width, self.projections = width, projections
-        self.ridge = RidgeHead(projections)
+        self.ridge = RidgeHead(projections, relative_strength)
         self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("projection", torch.empty(width, 0), persistent=False)
 
@@ -149,9 +167,10 @@ class RandomRidge(Head):
             self.ridge.observe(self.project(features), labels)
         if not seen:
             return
-        features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        subset = torch.randperm(len(labels), generator=generator)[:_MAX_IMAGES].to(labels.device)
-        self.ridge.update_errors(self.project(features[subset]), labels[subset])
+        if self.ridge.relative_strength is None:
+            features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+            subset = torch.randperm(len(labels), generator=generator)[:_MAX_IMAGES].to(labels.device)
+            self.ridge.update_errors(self.project(features[subset]), labels[subset])
         self.ridge.solve()
 
     def forward(self, features: Tensor) -> Tensor:
