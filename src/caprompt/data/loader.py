@@ -29,6 +29,7 @@ from caprompt.utils.devices import to_device
 __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
 PREFETCHED_BATCHES = 2
+RENDER_CHUNK = 512  # images rendered at a time on the device
 DECODE_CHUNK = 32  # images decoded by one thread at a time
 
 
@@ -96,10 +97,12 @@ def iter_cached_batches(
     def prepare(indices: NDArray[np.int64]) -> list[View]:
         return [_make_view(transform, cache.shape(int(index)), seed, int(index)) for index in indices]
 
-    batches = list(_split_batches(order, batch_size))
-    with closing(prefetch_map(prepare, batches, workers=1, ahead=2 * PREFETCHED_BATCHES)) as prepared:
-        for indices, views in zip(batches, prepared, strict=True):
-            yield render_batch(cache.take(indices), views, transform), to_device(_select_targets(targets, indices), cache.device)
+    # Rendering takes about fifty small kernels however many images there are, so several batches share them.
+    chunks = list(_split_batches(order, batch_size * max(1, RENDER_CHUNK // batch_size)))
+    with closing(prefetch_map(prepare, chunks, workers=1, ahead=1)) as prepared:
+        for indices, views in zip(chunks, prepared, strict=True):
+            images, labels = render_batch(cache.take(indices), views, transform), _select_targets(targets, indices)
+            yield from zip(images.split(batch_size), to_device(labels, cache.device).split(batch_size), strict=True)
 
 
 def _make_order(images: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:
