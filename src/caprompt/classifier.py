@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +176,13 @@ class ContinualClassifier:
         known = tuple(name for name in samples.classes if name not in new)
 
         trained = samples if self.method.trains_on_known_classes else samples.select_classes(new)
+        self.method.choose_effort(len(trained))
+        effort = self.method.effort
         if len(trained):
             first_epoch = stopped.config["progress"]["epochs_done"] if stopped else 0
-            callback(LearnStarted(len(self.tasks), new, known, len(trained), self.method.epochs, first_epoch))
+            epochs = self.method.epochs
+            reason = replace(effort, epochs=epochs).describe(len(trained)) if effort.chosen and epochs else ""
+            callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, reason))
             if stopped is None:
                 self.method.prepare(self._eval_batches(trained, pipeline), self._make_generator("prepare"))
 
@@ -192,7 +196,7 @@ class ContinualClassifier:
 
             optimizer_tensors = select_by_prefix(stopped.tensors, "optimizer.") if stopped else None
             seed = derive_seed(self.seed, "call", self.num_calls)
-            epoch_batches = pipeline.train_batches(trained, self._targets(trained), self.method.options, seed)
+            epoch_batches = pipeline.train_batches(trained, self._targets(trained), self.method.options, seed, effort.batch_size)
             trainer.fit(
                 self.method, epoch_batches, start=first_epoch, optimizer_tensors=optimizer_tensors, callback=callback, save=save
             )

@@ -47,6 +47,7 @@ class LearnStarted:
     images: int  # per epoch
     epochs: int
     first_epoch: int  # above 0 when a stopped call is resumed
+    effort: str = ""  # what was chosen for this number of images, if anything was
 
 
 @dataclass(frozen=True)

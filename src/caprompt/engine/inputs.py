@@ -60,7 +60,9 @@ class InputPipeline:
             return iter_streamed_batches(samples, targets, transform, self.cache, batch_size, device=self.device)
         return iter_batches(samples, targets, transform, self.cache, batch_size, seed=None, shuffle=False)
 
-    def train_batches(self, samples: Samples, targets: Sequence[int], options: Options, seed: int) -> Callable[[int], Batches]:
+    def train_batches(
+        self, samples: Samples, targets: Sequence[int], options: Options, seed: int, batch_size: int
+    ) -> Callable[[int], Batches]:
         """Return a function from an epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
         transform = TrainTransform(
             self.backbone.config.image_size,
@@ -75,7 +77,7 @@ class InputPipeline:
         def epoch_batches(epoch: int) -> Batches:
             epoch_seed = [derive_seed(seed, "epoch", epoch)]
             if image_cache is not None:
-                return iter_cached_batches(image_cache, targets, transform, options.batch_size, seed=epoch_seed)
-            return iter_batches(samples, targets, transform, self.cache, options.batch_size, seed=epoch_seed, shuffle=True)
+                return iter_cached_batches(image_cache, targets, transform, batch_size, seed=epoch_seed)
+            return iter_batches(samples, targets, transform, self.cache, batch_size, seed=epoch_seed, shuffle=True)
 
         return epoch_batches

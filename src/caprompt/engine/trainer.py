@@ -92,9 +92,10 @@ def get_trainable_parameters(method: Method) -> list[nn.Parameter]:
 def build_optimizer(method: Method) -> torch.optim.Optimizer:
     """Return the optimizer of one task: a parameter group for the head and one for everything else that is trained."""
     options, head, trained = method.options, set(method.trained_head.parameters()), get_trainable_parameters(method)
+    rate = method.effort.learning_rate
     groups = [
-        ([parameter for parameter in trained if parameter not in head], options.learning_rate),
-        ([parameter for parameter in trained if parameter in head], options.learning_rate * options.head_rate),
+        ([parameter for parameter in trained if parameter not in head], rate),
+        ([parameter for parameter in trained if parameter in head], rate * options.head_rate),
     ]
     return make_optimizer(options.optimizer, groups, momentum=options.momentum, weight_decay=options.weight_decay)
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
+from caprompt.methods.components.effort import choose_effort
 from caprompt.methods.components.heads import Head, LinearHead
 from caprompt.methods.options import Options
 
@@ -67,13 +68,23 @@ class Method(nn.Module, ABC):
         self.vit = vit
         self.options = options
         self.head = LinearHead(vit.config.width) if head is None else head
+        self.effort = choose_effort(options, 0, self.default_learning_rate)
         self.task_sizes: list[int] = []
         self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
 
     @property
+    def default_learning_rate(self) -> float:
+        """The learning rate that "auto" stands for."""
+        return 3e-3
+
+    def choose_effort(self, num_images: int) -> None:
+        """Choose epochs, batch size and learning rate for the current task; called before `prepare`."""
+        self.effort = choose_effort(self.options, num_images, self.default_learning_rate)
+
+    @property
     def epochs(self) -> int:
         """Number of training epochs of the current task; with 0, `loss` is never called."""
-        return self.options.epochs
+        return self.effort.epochs
 
     @property
     def trained_head(self) -> nn.Module:

@@ -11,7 +11,9 @@ in the paper and with `classifier="aligned"`; by default it uses the prompt of t
 `extract_first_features`).
 
 Two constraints make the mixture at least as good as the prompt of a single task: the prediction
-should be concave along the mixture (Eq. 6-7), and the prompts should lie on a line (Eq. 8).
+should be concave along the mixture (Eq. 6-7), and the prompts should lie on a line (Eq. 8). They are
+part of the paper's recipe, `classifier="aligned"`. With the regression they change nothing but the
+cost, so by default a task trains its own prompt alone (docs/experiments.md).
 
 docs/decisions.md lists what the paper leaves open or the authors' code does differently, and what
 is done here. Above all, prefixes are built per image, so a prediction never depends on the other
@@ -29,7 +31,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
@@ -37,25 +39,61 @@ from caprompt.methods.base import Batches, Method, MethodOutput
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
 from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
-from caprompt.methods.components.heads import LinearHead
-from caprompt.methods.components.prefix import Prefix, PrefixOptions, draw_prompt, resolve_layers
+from caprompt.methods.components.heads import CosineHead, LinearHead
+from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, PrefixOptions, draw_prompt, resolve_layers
 from caprompt.methods.components.ridge import RandomRidge
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.registry import register
 
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
+RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
+
+
+#: What goes with the paper's classifier, where nothing else is said.
+PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "epochs": 5,
+        "batch_size": 24,
+        "learning_rate": 1e-2,
+        "training_prompt": "mixture",
+        "training_head": "linear",
+        "alpha": 5.0,
+        "beta": 0.2,
+        "modulation": 0.0,
+    }
+)
+
 
 class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     """Options of CAPrompt: constraints, cycles, aggregation (the switches of the ablation table) and classifier.
 
-    The defaults are what we recommend (docs/experiments.md says why); the paper's own values are the preset 'paper'.
+    The defaults are what we recommend (docs/experiments.md says why). With `classifier="aligned"` those of `PAPER_DEFAULTS` are
+    the paper's; all of the paper's own values are the preset 'paper'.
     """
 
-    learning_rate: float = Field(1e-2, gt=0, description="learning rate of the prompts; the head's is times head_rate")
-
-    alpha: float = Field(5.0, ge=0, description="weight of the concave constraint; 0 disables it")
-    beta: float = Field(0.2, ge=0, description="weight of the linear constraint; 0 disables it")
+    epochs: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="training epochs per task; 'auto' follows from the number of images"
+    )
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="images per training step; 'auto' follows from the number of images"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto", description="learning rate of the prompts, the head's is times head_rate; 'auto' follows from the backbone's width"
+    )
+    training_prompt: Literal["own", "mixture"] = Field(
+        "own", description="prompt with which a task is trained: its own, or the mixture of all tasks' prompts, as in the paper"
+    )
+    training_head: Literal["cosine", "linear"] = Field(
+        "cosine", description="head that prompts are trained with: cosines with rows that start as class means, or linear"
+    )
+    alpha: float = Field(0.0, ge=0, description="training_prompt='mixture': weight of the concave constraint; 0 disables it")
+    beta: float = Field(0.0, ge=0, description="training_prompt='mixture': weight of the linear constraint; 0 disables it")
+    modulation: float = Field(
+        0.3,
+        ge=0,
+        description="factor on the scales and shifts that a prompt has for attention and MLP of each block; 0 disables them",
+    )
     cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         2, description="forward passes at prediction; 'auto' stops for each image once its task weights have converged"
     )
@@ -79,6 +117,9 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     projections: int = Field(
         5000, ge=1, description="classifier='ridge': number of random projections; model size grows with its square"
     )
+    ridge_strength: Annotated[float, Field(gt=0)] | Literal["held-out"] = Field(
+        0.1, description="classifier='ridge': its lambda, relative to the inputs' mean square, or selected by held-out error"
+    )
     ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': factor on the logits")
 
     at_prediction: ClassVar[frozenset[str]] = PrefixOptions.at_prediction | {
@@ -90,6 +131,26 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     }
 
     retired: ClassVar[Mapping[str, Any]] = MappingProxyType({"patches": False})
+    before_added: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"training_prompt": "mixture", "training_head": "linear", "modulation": 0.0, "ridge_strength": "held-out"}
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_paper_defaults(cls, values: Any) -> Any:
+        """Use the paper's values with the paper's classifier, where the caller says nothing else."""
+        if not isinstance(values, Mapping) or values.get("classifier") != "aligned":
+            return values
+        unused = {"alpha", "beta"} if values.get("training_prompt") == "own" else set()  # constraints on the mixture
+        return {**{name: value for name, value in PAPER_DEFAULTS.items() if name not in unused}, **values}
+
+    @field_validator("alpha", "beta")
+    @classmethod
+    def check_mixture(cls, value: float, info: ValidationInfo) -> float:
+        """Refuse a constraint on the mixture where training does not use the mixture."""
+        if value and (info.data.get("training_prompt"), info.data.get("training_head")) != ("mixture", "linear"):
+            raise ValueError("it constrains the mixture of prompts; it needs training_prompt=mixture and training_head=linear")
+        return value
 
     @field_validator("classifier")
     @classmethod
@@ -97,6 +158,8 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         """Refuse the ridge regression with `protocol="released"`: the authors' code has none."""
         if value == "ridge" and info.data.get("protocol") == "released":
             raise ValueError("protocol 'released' is the authors' code, which has only classifier 'aligned' (see preset 'paper')")
+        if value == "aligned" and info.data.get("training_head") == "cosine":
+            raise ValueError("its head is linear; leave out training_head")
         return value
 
 
@@ -141,22 +204,31 @@ class CAPrompt(Method):
         {"first_pass": "query"},
         {"classifier": "aligned"},
         {"aggregation": False},
-        {"alpha": 0.0},
-        {"beta": 0.0},
+        {"training_prompt": "mixture"},
+        {"training_prompt": "mixture", "training_head": "linear", "alpha": 5.0, "beta": 0.2},
+        {"training_head": "linear"},
+        {"modulation": 0.0},
+        {"ridge_strength": "held-out"},
     )
     options: CAPromptOptions
-    head: LinearHead
+    head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
-        super().__init__(vit, options)
+        super().__init__(vit, options, CosineHead(vit.config.width) if options.training_head == "cosine" else None)
         self.layers = resolve_layers(vit.config, options)
-        prompt = draw_prompt(vit.config, options, torch.Generator())
+        prompt = self.draw_prompt(torch.Generator())
         self.prompt = nn.Parameter(prompt)  # of the newest task, (L, 2, n, D)
         self.register_buffer("earlier", prompt.new_empty(0, *prompt.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
         self.statistics = alignment.build_statistics(options, width) if aligned else Statistics(width)
-        self.ridge = None if aligned else RandomRidge(width, options.projections)
+        strength = None if options.ridge_strength == "held-out" else options.ridge_strength
+        self.ridge = None if aligned else RandomRidge(width, options.projections, strength)
+
+    @property
+    def default_learning_rate(self) -> float:
+        """The wider the backbone, the more each step of a prompt changes its features."""
+        return RATE_TIMES_WIDTH / self.vit.config.width
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Freeze the newest prompt and add a new one, initialized as a copy of it."""
@@ -165,10 +237,15 @@ class CAPrompt(Method):
         if self.ridge is not None:
             self.ridge.grow(num_classes, generator)
         if len(self.task_sizes) == 1:
-            self.prompt.data.copy_(draw_prompt(self.vit.config, self.options, generator))
+            self.prompt.data.copy_(self.draw_prompt(generator))
         else:
             self.earlier = torch.cat([self.earlier, self.prompt.detach().unsqueeze(0)])
             self.prompt = nn.Parameter(self.prompt.detach().clone())
+
+    def draw_prompt(self, generator: torch.Generator) -> Tensor:
+        """Draw the first prompt: (L, 2, n, D). Scales and shifts are further rows, of zeros."""
+        prompt = draw_prompt(self.vit.config, self.options, generator)
+        return F.pad(prompt, (0, 0, 0, len(PLACES))) if self.options.modulation else prompt
 
     @property
     def prompts(self) -> list[Tensor]:
@@ -185,8 +262,13 @@ class CAPrompt(Method):
         if self.options.protocol == "released":
             prompts = tuple(mix_batch(rows) for rows in prompts)
         rows = torch.cat(prompts, dim=2) if len(prompts) > 1 else prompts[0]
-        features: Tensor = self.vit(stem.repeat(len(prompts)), Prefix(rows.to(self.vit.dtype), self.layers))
+        features: Tensor = self.vit(stem.repeat(len(prompts)), self.build_adaptation(rows.to(self.vit.dtype)))
         return features
+
+    def build_adaptation(self, rows: Tensor) -> Prefix:
+        """Return prompts of images (L, 2, B, n, D) as an adaptation of the ViT."""
+        factor = self.options.modulation
+        return ModulatedPrefix(rows, self.layers, factor) if factor else Prefix(rows, self.layers)
 
     def aggregate_prompts(self, weights: Tensor) -> Tensor:
         """Mix the prompts of all tasks for each image, Eq. 2: (B, T) -> (L, 2, B, n, D)."""
@@ -245,9 +327,9 @@ class CAPrompt(Method):
     # -- training ----------------------------------------------------------------------------------------------------------
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return cross entropy (Eq. 3), alpha x concave loss (Eq. 7) and beta x linear loss (Eq. 8)."""
+        """Return cross entropy (Eq. 3), and for the mixture alpha x concave loss (Eq. 7) and beta x linear loss (Eq. 8)."""
         options, stem = self.options, self.vit.stem(images)
-        if len(self.task_sizes) == 1 or not options.aggregation:
+        if len(self.task_sizes) == 1 or not options.aggregation or options.training_prompt == "own":
             features = self.extract_features(stem, self.expand_prompt(self.prompt, stem))
             return {"ce": self.masked_cross_entropy(self.head(features), labels)}
 
@@ -287,6 +369,7 @@ class CAPrompt(Method):
         the ridge regression the head's rows of different tasks are never made comparable, so g is
         the probability among the task's classes.
         """
+        assert isinstance(self.head, LinearHead)  # the options allow no constraint with another
         logits = F.linear(features, self.head.weight.detach(), self.head.bias.detach())
         if self.ridge is None:
             logits = torch.cat([logits[:, : self.num_known_classes].detach(), logits[:, self.num_known_classes :]], dim=1)
@@ -297,14 +380,28 @@ class CAPrompt(Method):
     # -- before and after training on a task -------------------------------------------------------------------------------
 
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
-        """Fit the regression to the first pass over the new classes, so that training knows them.
+        """Start the cosine head at class means, and fit the regression to the first pass over the new classes.
 
-        For the first task, whose prompt is not trained yet, this is done in `consolidate`.
+        The mixture needs that regression in training. For the first task, whose prompt is not
+        trained yet, it is fitted in `consolidate`.
         """
+        if self.options.training_head == "cosine":
+            self.start_at_means(batches)
         if self.ridge is not None and len(self.task_sizes) > 1:
             with torch.no_grad():
                 pairs = ((self.extract_first_features(self.vit.stem(images)), labels) for images, labels in batches)
                 self.ridge.partial_fit(pairs, generator)
+
+    @torch.no_grad()
+    def start_at_means(self, batches: Batches) -> None:
+        """Set the head's rows of new classes to the means of their features, with the prompt that training starts from."""
+        sums, counts = torch.zeros_like(self.head.weight, dtype=torch.float64), self.head.weight.new_zeros(self.num_classes)
+        for images, labels in batches:
+            stem = self.vit.stem(images)
+            sums.index_add_(0, labels, self.extract_features(stem, self.expand_prompt(self.prompt, stem)).double())
+            counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
+        seen = counts > 0
+        self.head.weight[seen] = (sums[seen] / counts[seen].unsqueeze(1)).to(self.head.weight)
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Update the class statistics; align the head (Algorithm 1) or update the regression."""

@@ -121,7 +121,7 @@ class Moal(DirectMethod):
         """Count the steps of an epoch, after which the average is updated."""
         if self.is_averaging:
             num_images = sum(len(labels) for _, labels in batches)
-            self.epoch_steps.fill_(math.ceil(num_images / self.options.batch_size))
+            self.epoch_steps.fill_(math.ceil(num_images / self.effort.batch_size))
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the cross entropy of the proxy head over all classes."""

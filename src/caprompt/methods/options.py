@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -27,9 +27,15 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    epochs: int = Field(5, ge=1, description="training epochs per task")
-    batch_size: int = Field(24, ge=1, description="images per training step")
-    learning_rate: float = Field(3e-3, gt=0, description="learning rate of all trained parameters; the head's is times head_rate")
+    epochs: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        5, description="training epochs per task; 'auto' follows from the number of images"
+    )
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        24, description="images per training step; 'auto' follows from the number of images"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        3e-3, description="learning rate of all trained parameters, the head's is times head_rate; 'auto' is the method's own"
+    )
     head_rate: float = Field(1.0, ge=0, description="learning rate of the head relative to learning_rate")
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="optimizer")
     momentum: float = Field(0.9, ge=0, lt=1, description="optimizer='sgd': momentum")
@@ -115,7 +121,7 @@ def describe_options(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:
     """Return (name, type, default, description) of each option, for tables.
 
     >>> describe_options(Options)[0]
-    ('epochs', 'int', '5', 'training epochs per task')
+    ('epochs', 'int | auto', '5', "training epochs per task; 'auto' follows from the number of images")
     """
     return [(name, _format_type(f.annotation), str(f.default), f.description or "") for name, f in model.model_fields.items()]
 

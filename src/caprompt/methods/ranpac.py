@@ -128,7 +128,7 @@ class RanPAC(DirectMethod):
     @property
     def epochs(self) -> int:
         """Number of training epochs: 0 after the first task, or without an adapter."""
-        return self.options.epochs if self.options.adapt_first and len(self.task_sizes) <= 1 else 0
+        return self.effort.epochs if self.options.adapt_first and len(self.task_sizes) <= 1 else 0
 
     @property
     def trained_head(self) -> nn.Module:

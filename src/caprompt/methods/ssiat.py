@@ -78,7 +78,7 @@ class Ssiat(DirectMethod):
     @property
     def epochs(self) -> int:
         """Number of training epochs, smaller after the first task."""
-        return self.options.epochs if len(self.task_sizes) <= 1 else math.ceil(self.options.later_share * self.options.epochs)
+        return self.effort.epochs if len(self.task_sizes) <= 1 else math.ceil(self.options.later_share * self.effort.epochs)
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows and statistics; the adapter is initialized with the first task."""

@@ -28,6 +28,9 @@ __all__ = ["ReplayKind", "ReplayOptions", "align_head", "build_statistics", "mak
 ReplayKind = Literal["covariance", "low-rank", "variance", "multi-centroid", "mean"]
 
 
+AUTO_BATCH_SIZE = 24  # in which sampled features are counted where the batches of images depend on their number
+
+
 class ReplayOptions(Options):
     """Options of the stored class statistics and of classifier alignment."""
 
@@ -74,7 +77,8 @@ def align_head(
     of that many features. Features are sampled from the statistics, unless the method passes its
     own `sample`.
     """
-    each, device = options.align_draws * options.batch_size, statistics.mean.device
+    batch_size = AUTO_BATCH_SIZE if options.batch_size == "auto" else options.batch_size
+    each, device = options.align_draws * batch_size, statistics.mean.device
     rng = make_generator_on(device, generator)
     optimizer = optimizers.make_optimizer("sgd", [(list(head.parameters()), options.align_rate)])
     labels = torch.arange(len(statistics.mean), device=device).repeat_interleave(each)  # (C * each,)
