@@ -29,6 +29,7 @@ from caprompt.data import Dataset
 from caprompt.experiments.provenance import find_commit
 from caprompt.experiments.run_folder import describe_environment
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
+from caprompt.methods.components.heads import LinearHead
 from caprompt.methods.components.prefix import Prefix
 
 BASE = ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072)
@@ -163,6 +164,8 @@ def make_batch(method: CAPrompt, size: int) -> tuple[Tensor, Tensor]:
 
 def compute_plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Compute the losses of CAPrompt with four separate passes."""
+    head = method.head
+    assert isinstance(head, LinearHead)
     prompts, options = torch.stack(method.prompts), method.options
     known = method.num_known_classes
 
@@ -171,7 +174,7 @@ def compute_plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> di
         return method.vit.encode(images, Prefix(rows, method.layers))[:, 0]  # all tokens through the last block, as in usual code
 
     def probability(rows: Tensor) -> Tensor:
-        logits = F.linear(rows, method.head.weight.detach(), method.head.bias.detach())
+        logits = F.linear(rows, head.weight.detach(), head.bias.detach())
         logits = torch.cat([logits[:, :known].detach(), logits[:, known:]], dim=1)
         return logits.softmax(dim=1).gather(1, labels[:, None])[:, 0]
 

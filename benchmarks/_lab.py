@@ -1,0 +1,274 @@
+"""Many class-incremental runs on one GPU: data sets stay on the device, runs share nothing else, several processes work at once.
+
+A run is described by a `Cell` and made by the same methods, training loop and image transforms as `caprompt run`. What is left out
+is what only a user needs: checkpoints, reports, tests after every task. Accuracy is measured right after each task on that task's
+images, and after the last task on all; forgetting is the mean difference of the two.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from caprompt import methods
+from caprompt.backbones.weights import load_backbone
+from caprompt.data import Samples, load_dataset
+from caprompt.data.gpu_cache import GPUImageCache
+from caprompt.data.gpu_transforms import render_batch
+from caprompt.data.image_cache import ImageCache
+from caprompt.data.loader import iter_cached_batches
+from caprompt.data.tasks import hold_out, order_classes, split_tasks
+from caprompt.data.transforms import EvalTransform, TrainTransform
+from caprompt.engine import trainer
+from caprompt.engine.inputs import RepeatableBatches
+from caprompt.experiments.config import build_run_config, load_preset_settings
+from caprompt.methods.base import Batches, Method
+from caprompt.utils.devices import resolve_dtype
+from caprompt.utils.random import derive_seed, make_generator
+
+EVAL_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a method with its options on tasks of a data set."""
+
+    label: str
+    method: str
+    dataset: str
+    backbone: str
+    tasks: int
+    seed: int = 0  # class order, initialization, batches
+    preset: str = "budget"
+    options: dict[str, Any] = field(default_factory=dict)
+    validation: float = 0.0  # share of the training images to test on, in place of the test images
+    per_class: int | None = None  # training images of each class, after the validation images were taken
+    classes: int | None = None  # only the first classes of the order
+    joint: bool = False
+    sweep: tuple[dict[str, Any], ...] = ()  # options that concern prediction, each tried on the final model
+
+
+class OnDevice:
+    """Some images of a data set that is on the device."""
+
+    def __init__(self, images: GPUImageCache, labels: Sequence[str], indices: Sequence[int]) -> None:
+        self.images, self.labels = images, labels
+        self.indices = np.asarray(indices, dtype=np.int64)
+        self.device = images.device
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def shape(self, index: int) -> tuple[int, int]:
+        """Return height and width of an image."""
+        return self.images.shape(int(self.indices[index]))
+
+    def take(self, positions: NDArray[np.int64]) -> Tensor:
+        """Return images on the device, (B, H, W, 3)."""
+        return self.images.take(self.indices[positions])
+
+    def select_classes(self, names: Iterable[str]) -> OnDevice:
+        """Return the images of these classes."""
+        wanted = set(names)
+        return OnDevice(self.images, self.labels, [i for i in self.indices if self.labels[i] in wanted])
+
+    def targets(self, classes: Sequence[str]) -> list[int]:
+        """Return the position of each image's class in `classes`."""
+        number = {name: position for position, name in enumerate(classes)}
+        return [number[self.labels[i]] for i in self.indices]
+
+
+@cache
+def load_images(dataset: str) -> tuple[Samples, Samples, GPUImageCache, GPUImageCache]:
+    """Return training and test samples, and their decoded images on the device."""
+    data, store = load_dataset(dataset), ImageCache(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    caches = (GPUImageCache(map(store.get, part.images), device) for part in (data.train, data.test))
+    return data.train, data.test, *caches  # type: ignore[return-value]
+
+
+@cache
+def load_network(path: str) -> tuple[Any, Any]:
+    """Return a backbone and its frozen network on the device."""
+    backbone = load_backbone(path)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return backbone, backbone.build().to(device).to(resolve_dtype("auto", device))
+
+
+@cache
+def split(dataset: str, validation: float, per_class: int | None, seed: int) -> tuple[OnDevice, OnDevice]:
+    """Return training images, and test or validation images."""
+    train, test, train_images, test_images = load_images(dataset)
+    if not validation:
+        kept = list(range(len(train)))
+        tested = OnDevice(test_images, test.labels, range(len(test)))
+    else:
+        positions = {id(image): i for i, image in enumerate(train.images)}
+        own, held = hold_out(train, validation, seed)
+        kept = [positions[id(image)] for image in own.images]
+        tested = OnDevice(train_images, train.labels, [positions[id(image)] for image in held.images])
+    if per_class is not None:
+        seen: dict[str, int] = {}
+        few = []
+        for i in np.random.default_rng(seed).permutation(kept):  # a class's first images may be alike
+            label = train.labels[i]
+            seen[label] = seen.get(label, 0) + 1
+            if seen[label] <= per_class:
+                few.append(int(i))
+        kept = sorted(few)
+    return OnDevice(train_images, train.labels, kept), tested
+
+
+def eval_batches(images: OnDevice, targets: Sequence[int], transform: EvalTransform) -> Batches:
+    """Yield every image once, without augmentation."""
+    for start in range(0, len(images), EVAL_BATCH):
+        positions = np.arange(start, min(start + EVAL_BATCH, len(images)))
+        views = [transform.make_view(*images.shape(int(i))[::-1], np.random.default_rng(0)) for i in positions]
+        yield (
+            render_batch(images.take(positions), views, transform),
+            torch.tensor(targets[start : positions[-1] + 1]).to(images.device),
+        )
+
+
+def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda method, result: None) -> dict[str, Any]:
+    """Make a run; return its figures."""
+    start = time.perf_counter()
+    backbone, vit = load_network(cell.backbone)
+    overrides = {"method": cell.method, "dataset": cell.dataset, "backbone": backbone.name, **cell.options}
+    options = build_run_config({**load_preset_settings(cell.preset, overrides), **overrides}).options
+    method = methods.build_method(cell.method, vit, dict(options)).to(vit.cls_token.device)
+    train, test = split(cell.dataset, cell.validation, cell.per_class, cell.seed if cell.per_class else 0)
+    order = order_classes(sorted({train.labels[i] for i in train.indices}), "shuffled", cell.seed)[: cell.classes]
+    tasks = split_tasks(order, cell.tasks)
+    size, mean, std = backbone.config.image_size, backbone.mean, backbone.std
+    evaluated = EvalTransform(size, mean, std, resize=round(size / method.options.test_crop))
+    augmented = TrainTransform(
+        size, mean, std, crop_scale=method.options.crop_scale, flip=method.options.flip, brightness=method.options.brightness
+    )
+    classes: list[str] = []
+    after_learning, steps, training, fitting = [], 0, 0.0, 0.0
+    for number, names in enumerate([order] if cell.joint else tasks):
+        classes += names
+        own = train.select_classes(names)
+        targets = own.targets(classes)
+        plain = RepeatableBatches(partial(eval_batches, own, targets, evaluated))
+        method.set_class_names(classes)
+        method.begin_task(len(names), make_generator(cell.seed, "call", number, "begin"))
+        began = time.perf_counter()
+        method.choose_effort(len(own))
+        method.prepare(plain, make_generator(cell.seed, "call", number, "prepare"))
+        seed = derive_seed(cell.seed, "call", number)
+
+        def epoch_batches(epoch: int, own: OnDevice = own, targets: list[int] = targets, seed: int = seed) -> Iterator[Any]:
+            batch, name = method.effort.batch_size, [derive_seed(seed, "epoch", epoch)]
+            return iter_cached_batches(own, targets, augmented, batch, seed=name)  # type: ignore[arg-type]
+
+        fit_began = time.perf_counter()
+        trainer.fit(method, epoch_batches)
+        torch.cuda.synchronize() if torch.cuda.is_available() else None
+        fitting += time.perf_counter() - fit_began
+        steps += method.epochs * len(own)
+        method.consolidate(plain, make_generator(cell.seed, "call", number, "consolidate"))
+        torch.cuda.synchronize() if torch.cuda.is_available() else None
+        training += time.perf_counter() - began
+        if not cell.joint:
+            after_learning.append(measure(method, test.select_classes(names), classes, evaluated))
+    finally_correct = [measure(method, test.select_classes(names), classes, evaluated) for names in tasks]
+    accuracies = [100 * float(np.mean(correct)) for correct in finally_correct]
+    result = {
+        "ACC": float(np.mean(accuracies)),
+        "pooled": 100 * float(np.mean(np.concatenate(finally_correct))),
+        "per_task": [round(accuracy, 2) for accuracy in accuracies],
+        "image_steps": steps,
+        "training_seconds": round(training, 1),
+        "step_seconds": round(fitting, 1),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    if not cell.joint:
+        best = [100 * float(np.mean(correct)) for correct in after_learning]
+        result["forgetting"] = float(np.mean([b - a for a, b in zip(accuracies, best, strict=True)][:-1])) if len(best) > 1 else 0.0
+        result["after_learning"] = [round(accuracy, 2) for accuracy in best]
+    trained = method.options
+    for changed in cell.sweep:
+        method.options = trained.model_copy(update=changed)
+        correct = [measure(method, test.select_classes(names), classes, evaluated) for names in tasks]
+        result[json.dumps(changed)] = round(100 * float(np.mean([np.mean(each) for each in correct])), 2)
+    inspect(method, result)
+    return result
+
+
+@torch.no_grad()
+def measure(method: Method, images: OnDevice, classes: Sequence[str], transform: EvalTransform) -> NDArray[np.bool_]:
+    """Return which images are predicted correctly."""
+    found = [
+        method.predict(batch).logits.argmax(dim=1) == labels
+        for batch, labels in eval_batches(images, images.targets(classes), transform)
+    ]
+    return torch.cat(found).cpu().numpy()
+
+
+def _work(cells: mp.Queue[Any], results: mp.Queue[Any], until: float) -> None:
+    torch.set_num_threads(1)
+    while time.time() < until:
+        try:
+            cell = cells.get(timeout=1)
+        except Empty:
+            return
+        try:
+            results.put((cell, run(cell)))
+        except Exception:  # the other runs go on; the error is shown with its cell
+            results.put((cell, {"error": traceback.format_exc()[-1500:]}))
+            torch.cuda.empty_cache()
+
+
+def describe(cell: Cell) -> dict[str, Any]:
+    """Return a cell as a record, with the names of data set and backbone in place of their paths on this machine."""
+    return {**asdict(cell), "dataset": Path(cell.dataset).name, "backbone": Path(cell.backbone).stem}
+
+
+def identify(record: dict[str, Any]) -> str:
+    """Return a key by which the records of equal cells are equal."""
+    return json.dumps(record, sort_keys=True)
+
+
+def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo: Callable[[Cell, dict[str, Any]], None]) -> None:
+    """Make all runs that are not in the log yet, `workers` at a time; append a line for each; stop starting after `seconds`."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    known = {identify(json.loads(line)["cell"]) for line in lines}
+    todo = [cell for cell in cells if identify(describe(cell)) not in known]
+    context = mp.get_context("spawn")
+    queue, results = context.Queue(), context.Queue()
+    for cell in todo:
+        queue.put(cell)
+    until = time.time() + seconds
+    pool = [context.Process(target=_work, args=(queue, results, until), daemon=True) for _ in range(min(workers, len(todo)))]
+    for process in pool:
+        process.start()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        done = 0
+        while done < len(todo):
+            try:
+                item = results.get(timeout=2)
+            except Empty:
+                if any(process.is_alive() for process in pool):
+                    continue
+                break
+            cell, result = item
+            done += 1
+            file.write(json.dumps({"cell": describe(cell), **result}) + "\n")
+            file.flush()
+            echo(cell, result)
