@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from functools import cache, partial
 from pathlib import Path
 from queue import Empty
@@ -35,6 +36,8 @@ from caprompt.data.transforms import EvalTransform, TrainTransform
 from caprompt.engine import trainer
 from caprompt.engine.inputs import RepeatableBatches
 from caprompt.experiments.config import build_run_config, load_preset_settings
+from caprompt.experiments.provenance import find_commit
+from caprompt.experiments.run_folder import describe_environment
 from caprompt.methods.base import Batches, Method
 from caprompt.utils.devices import resolve_dtype
 from caprompt.utils.random import derive_seed, make_generator
@@ -249,6 +252,8 @@ def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo
     lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     known = {identify(json.loads(line)["cell"]) for line in lines}
     todo = [cell for cell in cells if identify(describe(cell)) not in known]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": describe_environment(device)}
     context = mp.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
     for cell in todo:
@@ -269,6 +274,6 @@ def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo
                 break
             cell, result = item
             done += 1
-            file.write(json.dumps({"cell": describe(cell), **result}) + "\n")
+            file.write(json.dumps({"cell": describe(cell), **result, **provenance}) + "\n")
             file.flush()
             echo(cell, result)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import QUICK, equal_tensors, square, squares, tiny_vit, write_backbone, write_squares
+from helpers import QUICK, equal_tensors, quick_options, square, squares, tiny_vit, write_backbone, write_squares
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
@@ -153,6 +153,58 @@ def test_order_of_events(backbone: Path) -> None:
     assert (started.task, started.new_classes, started.images, started.epochs) == (1, ("green", "red"), 10, 2)
 
 
+def learn_and_get_start(model: ContinualClassifier, colors: list[str], each: int = 5) -> LearnStarted:
+    events: list[Event] = []
+    model.learn(squares(colors, each), callbacks=events.append)
+    return next(event for event in events if isinstance(event, LearnStarted))
+
+
+def test_effort_is_chosen_for_the_images_of_the_call(backbone: Path) -> None:
+    """The tiny backbone has a width of 32."""
+    model = ContinualClassifier(backbone=backbone, length=4, projections=40)
+    started = learn_and_get_start(model, ["red", "green"], each=10)
+    assert started.effort == "20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12"
+    assert started.epochs == 20
+    assert len(model.history) == 20
+    assert learn_and_get_start(model, ["blue"], each=1).effort.startswith("1 image, so 20 epochs")
+
+
+def test_images_of_known_classes_do_not_count_if_they_are_not_trained_on(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    for method, expected in (("caprompt", 5), ("linear", 10)):
+        model = ContinualClassifier(method, backbone, **{**quick_options(method), "epochs": "auto"})  # type: ignore[arg-type]
+        model.learn(squares(["red", "green"]))
+        with monkeypatch.context() as patch:
+            choose_effort = model.method.choose_effort
+            patch.setattr(model.method, "choose_effort", lambda count, choose=choose_effort: counts.append(count) or choose(count))
+            assert learn_and_get_start(model, ["red", "blue"]).effort.startswith(f"{expected} images")
+    assert counts == [5, 10]
+
+
+def test_batches_have_the_chosen_size(backbone: Path) -> None:
+    sizes: list[int] = []
+
+    def record(event: Event) -> None:
+        if isinstance(event, StepEnded) and event.epoch == 0:
+            sizes.append(event.images)
+
+    ContinualClassifier(backbone=backbone, length=4, projections=40).learn(squares(["red", "green"], each=10), callbacks=record)
+    assert sizes == [16, 4]
+
+
+def test_effort_of_given_options_is_not_explained(backbone: Path) -> None:
+    assert learn_and_get_start(make_model(backbone, learning_rate=0.01), ["red", "green"]).effort == ""
+    assert learn_and_get_start(ContinualClassifier("linear", backbone, epochs=1), ["red", "green"]).effort == ""
+    assert learn_and_get_start(ContinualClassifier("ncm", backbone, epochs="auto"), ["red", "green"]).effort == "", "not trained"
+
+
+def test_effort_has_the_epochs_of_the_task(backbone: Path) -> None:
+    """SSIAT trains later tasks for a fraction of the epochs."""
+    model = ContinualClassifier("ssiat", backbone, **{**quick_options("ssiat"), "epochs": "auto", "later_share": 0.5})  # type: ignore[arg-type]
+    assert "so 20 epochs" in learn_and_get_start(model, ["red", "green"]).effort
+    assert "so 10 epochs" in learn_and_get_start(model, ["blue"]).effort
+
+
 def test_method_without_training_reports_no_step(backbone: Path, tmp_path: Path) -> None:
     events: list[Event] = []
     model = ContinualClassifier("ncm", backbone)
@@ -263,7 +315,7 @@ def test_resuming_with_other_settings_is_refused(backbone: Path, tmp_path: Path)
     with pytest.raises(InputError, match="had another backbone"):
         make_model(other).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
     with pytest.raises(InputError, match=r"other settings \(options\)"):
-        make_model(backbone, alpha=4).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
+        make_model(backbone, modulation=0.5).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", resume=True)
 
 
 def test_infinite_loss_is_an_error(backbone: Path) -> None:

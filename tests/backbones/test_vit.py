@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.backbones.vit import Adaptation, ViT, ViTConfig
+from caprompt.backbones.vit import Adaptation, Place, ViT, ViTConfig
 from caprompt.errors import InputError
 
 
@@ -216,6 +216,38 @@ class AllHooks(Adaptation):
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         return -0.5 * x
+
+    def modulate(self, layer: int, place: Place, x: Tensor) -> Tensor:
+        return (1.2 if place.endswith("input") else 0.9) * x + 0.1 * (layer + 1)
+
+
+class ModulateAdaptation(Adaptation):
+    """Doubles what one place reads or writes."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def modulate(self, layer: int, place: Place, x: Tensor) -> Tensor:
+        return 2 * x if place == self.place else x
+
+
+@pytest.mark.parametrize(
+    ("place", "doubled"),
+    [
+        ("attention_input", ["norm1.weight", "norm1.bias"]),
+        ("attention_output", ["attn.proj.weight", "attn.proj.bias"]),
+        ("mlp_input", ["norm2.weight", "norm2.bias"]),
+        ("mlp_output", ["mlp.fc2.weight", "mlp.fc2.bias"]),
+    ],
+)
+def test_doubling_an_input_or_output_equals_doubled_weights(place: Place, doubled: list[str]) -> None:
+    vit, other = tiny_vit(config=FULL), tiny_vit(config=FULL)
+    for block in other.blocks:
+        for name in doubled:
+            block.get_parameter(name).data *= 2
+    features = vit(images(), ModulateAdaptation(place))
+    torch.testing.assert_close(features, other(images()), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(features, vit(images()), atol=1e-3)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

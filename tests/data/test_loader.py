@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from caprompt.data import loader
 from caprompt.data.gpu_cache import GPUImageCache
+from caprompt.data.gpu_transforms import render_batch
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches
 from caprompt.data.samples import Samples
@@ -111,6 +115,34 @@ def test_all_iterators_yield_the_same_batches(samples: Samples) -> None:
         for (images, labels), (images_again, labels_again) in zip(pillow, batched, strict=True):
             assert torch.equal(labels, labels_again)
             assert (images - images_again).abs().max() < 0.05  # a few of 255 levels, since the images are noise
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7, 12, 20])
+@pytest.mark.parametrize("chunk", [1, 4, 6, 100])
+def test_batches_that_are_rendered_together_are_the_same(
+    samples: Samples, monkeypatch: pytest.MonkeyPatch, batch_size: int, chunk: int
+) -> None:
+    cache = GPUImageCache(map(ImageCache().get, samples.images), torch.device("cpu"))
+    targets = [10 * number for number in range(12)]
+    sizes: list[int] = []
+
+    def count_images(pixels: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        sizes.append(len(pixels))
+        return render_batch(pixels, *arguments)
+
+    monkeypatch.setattr(loader, "render_batch", count_images)
+    monkeypatch.setattr(loader, "RENDER_CHUNK", 1)
+    alone = list(iter_cached_batches(cache, targets, TRAIN, batch_size, seed=[4]))
+    assert max(sizes) == min(batch_size, 12)
+    sizes.clear()
+    monkeypatch.setattr(loader, "RENDER_CHUNK", chunk)
+    together = list(iter_cached_batches(cache, targets, TRAIN, batch_size, seed=[4]))
+    assert [len(images) for images, _ in together] == [len(images) for images, _ in alone]
+    for (images, labels), (images_alone, labels_alone) in zip(together, alone, strict=True):
+        assert torch.equal(labels, labels_alone)
+        torch.testing.assert_close(images, images_alone, rtol=0, atol=1e-6)
+    assert max(sizes) <= max(chunk, batch_size)
+    assert len(sizes) == math.ceil(12 / (batch_size * max(1, chunk // batch_size)))
 
 
 def test_no_samples_yield_no_batches() -> None:

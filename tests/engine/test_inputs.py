@@ -52,7 +52,7 @@ def test_test_crop_is_the_fraction_of_the_image_that_is_used(backbone: Path) -> 
 
 def test_epochs_differ_and_are_repeatable(backbone: Path) -> None:
     samples, pipeline = read_source(squares(["red", "blue"])), InputPipeline(load_backbone(backbone), CPU)
-    epoch_batches = pipeline.train_batches(samples, list(range(10)), Options(batch_size=10), seed=3)
+    epoch_batches = pipeline.train_batches(samples, list(range(10)), Options(), seed=3, batch_size=10)
     first, repeated, second = (next(iter(epoch_batches(epoch))) for epoch in (0, 0, 1))
     assert torch.equal(first[0], repeated[0])
     assert not torch.equal(first[0], second[0])
@@ -68,7 +68,7 @@ def test_crop_scale_is_the_fraction_of_the_image_in_training_crops(backbone: Pat
 
     def train_crops(low: float, high: float) -> torch.Tensor:
         options = Options(crop_scale=(low, high), batch_size=20)
-        return next(iter(pipeline.train_batches(samples, [0] * 20, options, seed=0)(0)))[0]
+        return next(iter(pipeline.train_batches(samples, [0] * 20, options, seed=0, batch_size=24)(0)))[0]
 
     spread = {scale: train_crops(*scale).flatten(1).std(dim=1) for scale in ((0.02, 0.05), (0.98, 1.0))}
     assert (spread[0.02, 0.05] < 0.5).sum() >= 10
@@ -77,7 +77,7 @@ def test_crop_scale_is_the_fraction_of_the_image_in_training_crops(backbone: Pat
 
 def test_images_are_decoded_once(tmp_path: Path, backbone: Path) -> None:
     samples, pipeline = read_source(write_squares(tmp_path, ["red", "blue"])), InputPipeline(load_backbone(backbone), CPU)
-    epoch_batches = pipeline.train_batches(samples, [0] * 10, Options(), seed=0)
+    epoch_batches = pipeline.train_batches(samples, [0] * 10, Options(), seed=0, batch_size=24)
     for epoch in range(3):
         list(epoch_batches(epoch))
     assert pipeline.cache.num_decoded == 10

@@ -7,11 +7,11 @@ from caprompt.experiments.config import build_run_config, split_settings
 
 
 def test_flat_settings_become_a_run_config() -> None:
-    config = build_run_config({"dataset": "digits", "tasks": [1, 4], "epochs": 3, "alpha": 1})
+    config = build_run_config({"dataset": "digits", "tasks": [1, 4], "epochs": 3, "cycles": 1})
     assert config.tasks == (1, 4)
-    assert config.options == {"epochs": 3, "alpha": 1}
-    with pytest.raises(OptionError, match="unknown option 'alpha' for sequential-prompt"):
-        build_run_config({"method": "sequential-prompt", "alpha": 1})
+    assert config.options == {"epochs": 3, "cycles": 1}
+    with pytest.raises(OptionError, match="unknown option 'cycles' for sequential-prompt"):
+        build_run_config({"method": "sequential-prompt", "cycles": 1})
     with pytest.raises(OptionError, match="'validation' of run cannot be '2'"):
         build_run_config({"validation": 2})
 

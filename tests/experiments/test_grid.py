@@ -58,14 +58,14 @@ def test_cell_name_depends_on_every_setting(config: RunConfig, tmp_path: Path) -
     assert name.startswith("data-caprompt-seed0-")
     assert Cell(config, (count_classes,)).name == name
     assert Cell(config.model_copy(update={"seed": 1})).name != name
-    assert Cell(config.model_copy(update={"options": {**config.options, "alpha": 4.0}})).name != name
+    assert Cell(config.model_copy(update={"options": {**config.options, "modulation": 0.5}})).name != name
     moved = write_backbone(tmp_path / "moved.safetensors")
     assert Cell(config.model_copy(update={"backbone": str(moved)})).name == name
 
 
 def test_explicit_defaults_are_the_same_cell() -> None:
     implicit = resolve_config(RunConfig(dataset="digits"))
-    explicit = resolve_config(RunConfig(dataset="digits", tasks=5, options={"alpha": 5.0, "epochs": 2}))
+    explicit = resolve_config(RunConfig(dataset="digits", tasks=5, options={"modulation": 0.3, "epochs": 2}))
     assert implicit == explicit
     assert implicit.options["flip"] == 0.0
     assert Cell(implicit).name == Cell(explicit).name

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
 from caprompt import ContinualClassifier
+from caprompt.backbones.vit import Stem
 from caprompt.errors import OptionError
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap, linear_loss
+from caprompt.methods.components.effort import Effort
+from caprompt.methods.components.prefix import PLACES, Prefix
 
 
 def make_method(tasks: tuple[int, ...] = (2, 1, 3), **options: object) -> CAPrompt:
@@ -27,6 +34,19 @@ def make_images(count: int = 6) -> Tensor:
 
 
 LABELS = torch.tensor([3, 4, 5, 3, 4, 5])
+
+
+def count_passes(method: CAPrompt, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which every forward pass will append its number of images."""
+    passes: list[int] = []
+    run_blocks = method.vit.run_blocks
+
+    def counting(stem: Stem, *arguments: Any, **keywords: Any) -> Tensor:
+        passes.append(len(stem.tokens) * stem.times)
+        return run_blocks(stem, *arguments, **keywords)
+
+    monkeypatch.setattr(method.vit, "run_blocks", counting)
+    return passes
 
 
 def with_options(method: CAPrompt, **options: object) -> CAPrompt:
@@ -137,6 +157,39 @@ def test_loss_terms(tasks: tuple[int, ...], options: dict[str, float], terms: se
     assert set(make_method(tasks, **options).loss(make_images(), LABELS)) == terms
 
 
+def test_own_prompt_is_trained_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass with the newest prompt: neither a first pass nor the prompts of earlier tasks."""
+    method = make_method(training_prompt="own")
+    rows = method.prompt.unsqueeze(2).expand(-1, -1, 6, -1, -1)
+    logits = method.head(method.vit(make_images(), Prefix(rows, method.layers)))[:, 3:]
+    passes = count_passes(method, monkeypatch)
+    losses = method.loss(make_images(), LABELS)
+    assert passes == [6]
+    assert set(losses) == {"ce"}
+    torch.testing.assert_close(losses["ce"], F.cross_entropy(logits, LABELS - 3))
+    method.earlier.fill_(1.0)
+    assert torch.equal(method.loss(make_images(), LABELS)["ce"], losses["ce"])
+    with torch.no_grad():
+        method.prompt.mul_(2)
+    assert not torch.allclose(method.loss(make_images(), LABELS)["ce"], losses["ce"])
+
+
+def test_mixture_is_trained_after_a_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = make_method(training_prompt="mixture", alpha=0, beta=0)
+    passes = count_passes(method, monkeypatch)
+    before = method.loss(make_images(), LABELS)["ce"]
+    assert passes == [6, 6]
+    method.earlier.fill_(1.0)
+    assert not torch.allclose(method.loss(make_images(), LABELS)["ce"], before)
+
+
+def test_concave_constraint_adds_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = make_method()
+    passes = count_passes(method, monkeypatch)
+    method.loss(make_images(), LABELS)
+    assert passes == [6, 6, 12], "the mixed and the newest prompt share a pass"
+
+
 def test_disabling_the_concave_constraint_leaves_the_cross_entropy_unchanged() -> None:
     enabled, disabled = make_method().loss(make_images(), LABELS), make_method(alpha=0).loss(make_images(), LABELS)
     torch.testing.assert_close(enabled["ce"], disabled["ce"])
@@ -170,6 +223,115 @@ def test_layers_can_be_selected() -> None:
     assert CAPromptOptions(layers=3).layers == (3,)  # type: ignore[arg-type]
 
 
+def test_default_prompts_have_scales_and_shifts_that_start_at_zero() -> None:
+    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
+    method.begin_task(2, torch.Generator().manual_seed(0))
+    assert method.prompt.shape == (TINY.depth, 2, 2 + len(PLACES), TINY.width)
+    assert not method.prompt[:, :, 2:].any()
+    assert method.prompt[:, :, :2].all()
+    plain = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, modulation=0))
+    plain.begin_task(2, torch.Generator().manual_seed(0))
+    assert torch.equal(plain.prompt, method.prompt[:, :, :2])
+
+
+def test_modulation_is_a_factor_on_scales_and_shifts() -> None:
+    """Doubled scales and shifts with half the factor are the same."""
+    one, other = (make_method(classifier="ridge", projections=40, modulation=factor) for factor in (0.3, 0.15))
+    with torch.no_grad():
+        other.prompt[:, :, 2:] *= 2
+    features = [
+        method.extract_features(stem, method.expand_prompt(method.prompt, stem))
+        for method, stem in ((method, method.vit.stem(make_images())) for method in (one, other))
+    ]
+    torch.testing.assert_close(*features)
+    with torch.no_grad():
+        other.prompt[:, :, 2:] = 0
+    stem = other.vit.stem(make_images())
+    assert not torch.allclose(features[0], other.extract_features(stem, other.expand_prompt(other.prompt, stem)), atol=0.01)
+
+
+def test_papers_classifier_comes_with_the_papers_recipe() -> None:
+    expected = {
+        "epochs": 5,
+        "batch_size": 24,
+        "learning_rate": 0.01,
+        "training_prompt": "mixture",
+        "training_head": "linear",
+        "alpha": 5.0,
+        "beta": 0.2,
+        "modulation": 0.0,
+    }
+    options = CAPromptOptions(classifier="aligned")
+    assert {name: getattr(options, name) for name in expected} == expected
+    with_others = CAPromptOptions(classifier="aligned", epochs=7, alpha=1.0, modulation=0.3)
+    assert (with_others.epochs, with_others.alpha, with_others.modulation) == (7, 1.0, 0.3)
+    assert (with_others.beta, with_others.training_prompt) == (0.2, "mixture")
+
+
+def test_papers_classifier_can_train_a_tasks_own_prompt() -> None:
+    """Then the constraints, which nobody asked for, are off."""
+    options = CAPromptOptions(classifier="aligned", training_prompt="own")
+    assert (options.training_prompt, options.training_head) == ("own", "linear")
+    assert (options.alpha, options.beta, options.epochs) == (0.0, 0.0, 5)
+
+
+@pytest.mark.parametrize("option", ["alpha", "beta"])
+def test_constraints_need_the_mixture_and_a_linear_head(option: str) -> None:
+    for other in (
+        {"training_prompt": "own"},
+        {"training_head": "cosine"},
+        {"classifier": "aligned", "training_prompt": "own"},
+    ):
+        with pytest.raises(OptionError, match=f"option '{option}' of caprompt cannot be '0.5': .*needs training_prompt=mixture"):
+            ContinualClassifier(**{option: 0.5}, **other)  # type: ignore[arg-type]
+    for other in ({}, {"training_prompt": "mixture"}, {"classifier": "aligned"}):  # a constraint alone asks for what it needs
+        options = CAPromptOptions(**{option: 0.5}, **other)  # type: ignore[arg-type]
+        assert (options.training_prompt, options.training_head, getattr(options, option)) == ("mixture", "linear", 0.5)
+    assert CAPromptOptions(**{option: 0.0}).training_prompt == "own"  # type: ignore[arg-type]
+
+
+def test_papers_classifier_has_no_cosine_head() -> None:
+    with pytest.raises(OptionError, match="leave out training_head"):
+        ContinualClassifier(classifier="aligned", training_head="cosine", alpha=0, beta=0)
+
+
+def test_models_saved_before_the_options_existed_keep_their_behavior() -> None:
+    """They have all options of their time, among them alpha and beta."""
+    added = {"training_prompt", "training_head", "modulation", "ridge_strength"}
+    saved = {name: value for name, value in CAPromptOptions().model_dump().items() if name not in added}
+    saved |= {"epochs": 5, "batch_size": 24, "learning_rate": 0.01, "alpha": 5.0, "beta": 0.2}
+    options = CAPromptOptions.model_validate(CAPromptOptions.complete_saved(saved))
+    assert (options.training_prompt, options.training_head) == ("mixture", "linear")
+    assert (options.modulation, options.ridge_strength) == (0.0, "held-out")
+    assert (options.epochs, options.alpha, options.beta) == (5, 5.0, 0.2)
+    current = CAPromptOptions()
+    assert CAPromptOptions.model_validate(CAPromptOptions.complete_saved(current.model_dump())) == current
+
+
+def test_cosine_head_starts_at_the_means_of_new_classes() -> None:
+    """With the prompt that training starts from; rows of earlier classes stay as they are."""
+    method = make_method((2, 1, 3), classifier="ridge", projections=40)
+    before = method.head.weight.detach().clone()
+    labels = torch.tensor([3, 5, 5, 3, 3, 5])  # no image of class 4
+    method.prepare([(make_images(6)[:4], labels[:4]), (make_images(6)[4:], labels[4:])], torch.Generator())
+    stem = method.vit.stem(make_images(6))
+    features = method.extract_features(stem, method.expand_prompt(method.prompt, stem)).detach()
+    for number in (3, 5):
+        torch.testing.assert_close(method.head.weight[number], features[labels == number].mean(dim=0), rtol=1e-4, atol=1e-5)
+    assert torch.equal(method.head.weight[[0, 1, 2, 4]], before[[0, 1, 2, 4]])
+    assert method.head.weight.requires_grad
+
+
+@pytest.mark.parametrize(("width", "rate"), [(192, 0.02), (384, 0.01), (768, 0.005)])
+def test_wider_backbones_have_smaller_learning_rates(width: int, rate: float) -> None:
+    vit = tiny_vit(config=replace(TINY, width=width))
+    method = CAPrompt(vit, CAPromptOptions(projections=10))
+    method.choose_effort(280)
+    assert method.effort == Effort(20, 16, pytest.approx(rate), chosen=True)
+    assert method.epochs == 20
+    assert CAPrompt(vit, CAPromptOptions(projections=10, learning_rate=0.3)).effort.learning_rate == 0.3
+
+
 def test_options_that_affect_only_prediction_can_change_on_a_trained_model() -> None:
     assert {"cycles", "max_cycles", "settled", "ridge_scale", "precision"} <= CAPromptOptions.at_prediction
     assert not {"classifier", "projections", "first_pass", "alpha"} & CAPromptOptions.at_prediction
@@ -177,7 +339,19 @@ def test_options_that_affect_only_prediction_can_change_on_a_trained_model() -> 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("classifier", "knn"), ("ridge_scale", 0), ("projections", 0), ("cycles", 0), ("cycles", "often"), ("first_pass", "equal")],
+    [
+        ("classifier", "knn"),
+        ("ridge_scale", 0),
+        ("ridge_strength", 0),
+        ("ridge_strength", "best"),
+        ("projections", 0),
+        ("cycles", 0),
+        ("cycles", "often"),
+        ("first_pass", "equal"),
+        ("training_prompt", "all"),
+        ("modulation", -1),
+        ("epochs", "many"),
+    ],
 )
 def test_invalid_values_are_reported_with_their_option(option: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"option '{option}'"):

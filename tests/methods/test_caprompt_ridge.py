@@ -55,13 +55,14 @@ def test_regression_is_fitted_to_both_passes_over_all_images() -> None:
     expected = fit_at_once(method.ridge, pairs)
     torch.testing.assert_close(method.ridge.ridge.gram, expected.ridge.gram, rtol=1e-4, atol=1e-2)
     torch.testing.assert_close(method.ridge.ridge.sums, expected.ridge.sums, rtol=1e-4, atol=1e-2)
+    assert int(method.ridge.ridge.count) == 2 * 60  # two passes over twenty images of each task
 
 
 def fit_at_once(ridge: RandomRidge, pairs: list[tuple[Tensor, Tensor]]) -> RandomRidge:
     """A regression with the same projection, fitted to these features only."""
-    fresh = RandomRidge(TINY.width, 40)
+    fresh = RandomRidge(TINY.width, 40, 0.1)
     fresh.grow(6, torch.Generator())
-    fresh.load_state_dict({**ridge.state_dict(), "ridge.gram": torch.zeros(0, 0)})
+    fresh.load_state_dict({**ridge.state_dict(), "ridge.gram": torch.zeros(0, 0), "ridge.count": torch.tensor(0)})
     fresh.ridge.sums.zero_()
     fresh.partial_fit(pairs, torch.Generator())
     return fresh
@@ -91,7 +92,7 @@ def test_further_images_of_known_classes_are_added_once_per_pass() -> None:
 
 
 def test_concave_constraint_uses_probabilities_among_the_classes_of_the_task() -> None:
-    method, (images, labels) = make_trained(), make_batch([4, 5, 4], seed=3)
+    method, (images, labels) = make_trained(training_prompt="mixture", training_head="linear"), make_batch([4, 5, 4], seed=3)
     features = method.extract_features(method.vit.stem(images), method.expand_prompt(method.prompt, method.vit.stem(images)))
     among_task = method.head(features)[:, 4:].softmax(dim=1)
     expected = among_task[torch.arange(3), labels - 4]

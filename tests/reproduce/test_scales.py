@@ -17,7 +17,7 @@ def test_full_scale_has_the_settings_of_the_paper() -> None:
     assert cell.config.order == "natural"
     assert cell.config.tasks == 10
     assert full.list_datasets(("cifar100", "cub200")) == ("cifar100", "cub200")
-    assert full.build_cell("caprompt", {}, "cub200", "vit_base_patch16_224.dino", 0, ()).config.options["alpha"] == 1.0
+    assert full.build_cell("caprompt", {}, "cub200", "vit_base_patch16_224.dino", 0, ()).config.options["alpha"] == 0.1
 
 
 def test_small_scale_has_the_same_epochs_for_every_method() -> None:
@@ -29,11 +29,11 @@ def test_small_scale_has_the_same_epochs_for_every_method() -> None:
 
 
 def test_settings_apply_to_methods_that_have_them() -> None:
-    tiny = get_scale("tiny", settings={"alpha": 3.0, "per_class": 4})
-    assert tiny.build_cell("caprompt", {}, "digits", "", 0, ()).config.options["alpha"] == 3.0
-    assert tiny.build_cell("caprompt", {"alpha": 0.0}, "digits", "", 0, ()).config.options["alpha"] == 0.0
+    tiny = get_scale("tiny", settings={"modulation": 0.1, "per_class": 4})
+    assert tiny.build_cell("caprompt", {}, "digits", "", 0, ()).config.options["modulation"] == 0.1
+    assert tiny.build_cell("caprompt", {"modulation": 0.0}, "digits", "", 0, ()).config.options["modulation"] == 0.0
     plain = tiny.build_cell("l2p", {}, "digits", "", 0, ()).config
-    assert "alpha" not in plain.options
+    assert "modulation" not in plain.options
     assert plain.per_class == 4
 
 

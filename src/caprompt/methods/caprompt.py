@@ -138,11 +138,14 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     @model_validator(mode="before")
     @classmethod
     def fill_paper_defaults(cls, values: Any) -> Any:
-        """Use the paper's values with the paper's classifier, where the caller says nothing else."""
-        if not isinstance(values, Mapping) or values.get("classifier") != "aligned":
+        """Use the paper's values with the paper's classifier, and its mixture with its constraints, unless the caller says else."""
+        if not isinstance(values, Mapping):
             return values
-        unused = {"alpha", "beta"} if values.get("training_prompt") == "own" else set()  # constraints on the mixture
-        return {**{name: value for name, value in PAPER_DEFAULTS.items() if name not in unused}, **values}
+        if values.get("classifier") == "aligned":
+            unused = {"alpha", "beta"} if values.get("training_prompt") == "own" else set()
+            return {**{name: value for name, value in PAPER_DEFAULTS.items() if name not in unused}, **values}
+        constrained = values.get("alpha") or values.get("beta")
+        return {"training_prompt": "mixture", "training_head": "linear", **values} if constrained else values
 
     @field_validator("alpha", "beta")
     @classmethod

@@ -51,13 +51,13 @@ def test_creates_a_model_then_opens_it_without_settings(tmp_path: Path, backbone
 
 
 def test_stopped_call_must_be_resumed_or_discarded(tmp_path: Path, backbone: Path) -> None:
-    learn_and_stop(open_quick(tmp_path / "m", backbone, alpha=1), tmp_path / "m", epoch=1)
+    learn_and_stop(open_quick(tmp_path / "m", backbone, modulation=1), tmp_path / "m", epoch=1)
     assert "--resume continues" in describe_interrupt(tmp_path / "m", 0)
     with pytest.raises(InputError, match="with --resume, or discard it with --restart"):
         open_quick(tmp_path / "m", backbone)
-    assert open_quick(tmp_path / "m", backbone, resume=True).method.options.alpha == 1  # type: ignore[attr-defined]
-    with pytest.raises(OptionError, match="leave out alpha"):
-        open_quick(tmp_path / "m", backbone, resume=True, alpha=2)
+    assert open_quick(tmp_path / "m", backbone, resume=True).method.options.modulation == 1  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="leave out modulation"):
+        open_quick(tmp_path / "m", backbone, resume=True, modulation=2)
 
 
 def test_restart_discards_even_a_damaged_checkpoint(tmp_path: Path, backbone: Path) -> None:
@@ -107,6 +107,28 @@ def test_unequal_tasks_and_more_images_of_a_known_class(tmp_path: Path, quick: t
     assert [task["images"] for task in evaluation["tasks"]] == [2, 8, 4, 6]
 
 
+def test_learn_says_on_stderr_what_it_chose_and_why(tmp_path: Path) -> None:
+    write_backbone(tmp_path / "tiny.safetensors")
+    write_squares(tmp_path / "week1", ["red", "green"], each=10)
+    done = caprompt_in_process(
+        "learn", "pets", "week1", "--backbone", "tiny.safetensors", "--set", "length=4", "--set", "projections=40", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "Training: 20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12\n"
+    assert "Training" not in done.stdout
+
+
+def test_learn_says_nothing_about_settings_that_were_given(tmp_path: Path, quick: tuple[str, ...]) -> None:
+    write_backbone(tmp_path / "tiny.safetensors")
+    write_squares(tmp_path / "week1", ["red", "green"])
+    flags = ["--backbone", "tiny.safetensors", *quick, "--set", "learning_rate=0.01"]
+    done = caprompt_in_process("learn", "pets", "week1", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    write_squares(tmp_path / "later", ["green"], start=30)
+    assert caprompt_in_process("learn", "pets", "later", cwd=tmp_path).stderr == ""
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_resume_gives_the_same_model(workspace: Path) -> None:
     write_squares(workspace / "many", ["blue", "cyan"], each=40)
@@ -119,7 +141,9 @@ def test_ctrl_c_stops_cleanly_and_resume_gives_the_same_model(workspace: Path) -
     os.kill(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert stderr.strip() == "caprompt: Stopped; --resume continues after the last complete epoch."
+    training, stopped = stderr.strip().splitlines()
+    assert training.startswith("Training: 80 images, so 60 epochs")
+    assert stopped == "caprompt: Stopped; --resume continues after the last complete epoch."
     assert_refused(workspace, ["predict", "stopped", "test"], "continue it with --resume", caprompt_in_process)
     assert_refused(workspace, ["learn", "stopped", "many"], "with --resume, or discard it with --restart", caprompt_in_process)
     done = caprompt_in_process("learn", "stopped", "many", "--resume", cwd=workspace)

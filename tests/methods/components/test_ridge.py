@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
@@ -163,3 +167,82 @@ def test_lambda_is_selected_on_a_fifth_of_at_most_1250_images_of_a_call() -> Non
     hidden, targets = head.project(features[subset]).double(), F.one_hot(labels[subset], 3).double()
     expected = compute_held_out_errors(hidden[250:], targets[250:], hidden[:250], targets[:250])
     torch.testing.assert_close(head.ridge.errors, expected)
+
+
+# -- lambda relative to the inputs ---------------------------------------------------------------------------------------------
+
+
+def fit_relative(features: Tensor, labels: Tensor, calls: Sequence[int], classes: int = 3, strength: float = 0.1) -> RandomRidge:
+    """Fit to features in calls that end at these positions."""
+    head = RandomRidge(features.shape[1], 40, strength)
+    head.grow(classes, torch.Generator().manual_seed(0))
+    for start, end in zip([0, *calls], [*calls, len(labels)], strict=True):
+        head.partial_fit([(features[start:end], labels[start:end])], torch.Generator())
+    return head
+
+
+@pytest.mark.parametrize("strength", [0.1, 2.0])
+@pytest.mark.parametrize("count", [3, 90])
+@pytest.mark.parametrize("scale", [0.01, 10.0])
+def test_relative_lambda_is_a_factor_on_the_mean_squared_length(strength: float, count: int, scale: float) -> None:
+    """For any number of images and any scale of the features."""
+    features, labels = scale * make_hidden(count, 6).float(), make_labels(count)
+    head = fit_relative(features, labels, [], strength=strength)
+    hidden = head.project(features).double()
+    expected = strength * float(hidden.square().sum(dim=1).mean())
+    assert head.ridge.strength == pytest.approx(expected, rel=1e-5)
+    weights = fit_sklearn_ridge(hidden, F.one_hot(labels, 3).double(), expected).coef_
+    np.testing.assert_allclose(head.ridge.weight.numpy(), weights, rtol=1e-3, atol=1e-5 / scale)
+
+
+@given(st.lists(st.integers(1, 29), max_size=4).map(sorted), st.integers(0, 2**32 - 1))
+def test_relative_lambda_and_weights_do_not_depend_on_calls_or_order(calls: list[int], seed: int) -> None:
+    features, labels = make_hidden(30, 6).float(), make_labels(30)
+    at_once = fit_relative(features, labels, [])
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
+    split = fit_relative(features[order], labels[order], calls)
+    assert split.ridge.strength == pytest.approx(at_once.ridge.strength, rel=1e-5)
+    torch.testing.assert_close(split.ridge.weight, at_once.ridge.weight, rtol=0, atol=1e-5)
+
+
+def test_classes_that_arrive_later_have_the_same_relative_lambda() -> None:
+    features, labels = make_hidden(30, 6).float(), make_labels(30).sort().values
+    head = RandomRidge(6, 40, 0.1)
+    for task, rows in enumerate(torch.arange(30).chunk(3)):
+        head.grow(1, torch.Generator().manual_seed(0))
+        head.partial_fit([(features[rows], labels[rows])], torch.Generator().manual_seed(task))
+    at_once = fit_relative(features, labels, [])
+    assert head.ridge.strength == pytest.approx(at_once.ridge.strength, rel=1e-5)
+    torch.testing.assert_close(head.ridge.weight, at_once.ridge.weight, rtol=0, atol=1e-5)
+
+
+def test_one_image_per_class_predicts_the_nearest_image() -> None:
+    rng = torch.Generator().manual_seed(4)
+    centers = 3 * torch.randn(8, 16, generator=rng)
+    head = RandomRidge(16, 500, 0.1)
+    head.grow(8, torch.Generator().manual_seed(0))
+    head.partial_fit([(centers, torch.arange(8))], torch.Generator())
+    labels = torch.arange(8).repeat(20)
+    features = centers[labels] + 0.5 * torch.randn(160, 16, generator=rng)
+    nearest = torch.cdist(features, centers).argmin(dim=1)
+    assert torch.equal(nearest, labels), "the classes should be well separated"
+    assert torch.equal(head(features).argmax(dim=1), nearest)
+
+
+def test_relative_lambda_survives_saving() -> None:
+    features, labels = make_hidden(30, 6).float(), make_labels(30)
+    saved = {name: tensor.clone() for name, tensor in fit_relative(features[:20], labels[:20], []).state_dict().items()}
+    loaded = RandomRidge(6, 40, 0.1)
+    loaded.grow(3, torch.Generator().manual_seed(9))
+    loaded.load_state_dict(saved)
+    assert loaded.ridge.strength == fit_relative(features[:20], labels[:20], []).ridge.strength
+    loaded.partial_fit([(features[20:], labels[20:])], torch.Generator())
+    resumed = fit_relative(features, labels, [20])
+    assert loaded.ridge.strength == resumed.ridge.strength
+    assert torch.equal(loaded.ridge.weight, resumed.ridge.weight)
+
+
+def test_held_out_selection_saves_no_count() -> None:
+    """Otherwise models that were saved before there was one could not be loaded."""
+    assert "ridge.count" not in RandomRidge(6, 40).state_dict()
+    assert "ridge.count" in RandomRidge(6, 40, 0.1).state_dict()

@@ -94,7 +94,7 @@ def test_changes_are_added_one_by_one(tmp_path: Path) -> None:
         "align_epochs",
         "align_rate",
     }  # from the authors' code, for its trained head only
-    assert changes == [{"init", "head_rate"}, {"classifier"} | of_the_head, {"learning_rate"}]
+    assert changes == [{"init", "head_rate"}, {"classifier", "ridge_strength"} | of_the_head, {"learning_rate"}]
 
 
 def get_options(row: Row) -> Mapping[str, object]:

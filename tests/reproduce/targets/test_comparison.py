@@ -79,7 +79,8 @@ def test_costs_of_a_model(backbone: Path) -> None:
     model = ContinualClassifier("caprompt", backbone, **quick_options("caprompt"))
     model.learn(images)
     result = costs(model, read_source(images))
-    assert result["numbers"] == 2 * 2 * 2 * 32 + 3 * 33  # 2 layers of 2 keys and 2 values; the head
+    # 2 layers of 2 keys and 2 values and of 4 scales and 4 shifts; the head's rows and its scale
+    assert result["numbers"] == 2 * 2 * (2 + 4) * 32 + 3 * 32 + 1
     assert result["mean_passes"] == 2.0
     half = 4 * 50 * 101 / 3  # sums over images of the regression, symmetric and shared by all classes
     assert half < result["bytes_per_class"] < half + 4 * (33 + 2 * 100) + 100

@@ -12,6 +12,7 @@ from caprompt.cli.console import err, out, print_protocol_warning, print_skipped
 from caprompt.errors import InputError, OptionError, StoppedError
 
 if TYPE_CHECKING:
+    from caprompt.callbacks.events import Event
     from caprompt.classifier import ContinualClassifier
 
 __all__ = ["learn"]
@@ -64,7 +65,8 @@ def learn(
     num_known, num_calls = len(classifier.classes), classifier.num_calls
     try:
         with ProgressBar(err) as progress_bar:
-            samples = classifier.learn(source, checkpoint_dir=model, resume=resume, skip_bad=skip_bad, callbacks=progress_bar)
+            callbacks = (print_effort, progress_bar)
+            samples = classifier.learn(source, checkpoint_dir=model, resume=resume, skip_bad=skip_bad, callbacks=callbacks)
     except KeyboardInterrupt:
         raise StoppedError(describe_interrupt(model, num_calls)) from None
     print_skipped(samples.skipped)
@@ -73,6 +75,14 @@ def learn(
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
     out.print(f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes.")
+
+
+def print_effort(event: Event) -> None:
+    """Print how long and how fast a task will be trained, where that was chosen for its number of images."""
+    from caprompt.callbacks.events import LearnStarted
+
+    if isinstance(event, LearnStarted) and event.effort:
+        err.print(f"Training: {event.effort}", soft_wrap=True)
 
 
 def open_model(folder: Path, settings: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:

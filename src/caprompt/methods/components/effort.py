@@ -28,7 +28,7 @@ class Effort:
     epochs: int
     batch_size: int
     learning_rate: float
-    chosen: bool = False  # whether the rule chose any of them
+    chosen: bool = False  # whether epochs or batch size follow from the number of images
 
     def describe(self, num_images: int) -> str:
         """Return what was chosen, and why, in one line.
@@ -59,4 +59,4 @@ def choose_effort(options: Options, num_images: int, default_rate: float) -> Eff
     repeats = min(max(round(STEPS * batch_size / max(1, num_images)), MIN_EPOCHS), MAX_EPOCHS)
     epochs = repeats if options.epochs == "auto" else options.epochs
     rate = default_rate if options.learning_rate == "auto" else options.learning_rate
-    return Effort(epochs, batch_size, rate, chosen="auto" in (options.batch_size, options.epochs, options.learning_rate))
+    return Effort(epochs, batch_size, rate, chosen="auto" in (options.batch_size, options.epochs))

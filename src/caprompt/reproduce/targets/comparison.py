@@ -13,7 +13,7 @@ from caprompt.reproduce.measures import costs
 from caprompt.reproduce.plots import plot_dots
 from caprompt.reproduce.scales import format_backbone_title
 from caprompt.reproduce.tables import Column, Entry, ResultTable
-from caprompt.reproduce.targets.accuracy_tables import PROMPT_METHODS
+from caprompt.reproduce.targets.accuracy_tables import OWN, PROMPT_METHODS
 
 __all__ = ["ROWS", "SPEED_FILE", "TARGETS"]
 
@@ -37,7 +37,7 @@ ROWS = (
     Row("MoAL", "moal"),
     *(row for row in PROMPT_METHODS if row.method == "caprompt"),
     Row("joint prompts", "sequential-prompt", options={"joint": True}),
-    Row("joint CAPrompt with ridge", options={"classifier": "ridge", "joint": True}),
+    Row("joint CAPrompt with ridge", options={**OWN.options, "joint": True}),
     Row("joint fine-tuning", "finetune", options={"joint": True, "epochs": 8}),
 )
 COMPARED_METRICS = ("ACC", "pooled", "AF", "learning_accuracy", "average_incremental_accuracy", "task_identification")
