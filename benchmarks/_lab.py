@@ -104,6 +104,13 @@ def load_images(dataset: str) -> tuple[Samples, Samples, GPUImageCache, GPUImage
 
 
 @cache
+def compute_digests(dataset: str) -> dict[str, str]:
+    """Return the digests of training and test images."""
+    train, test, *_ = load_images(dataset)
+    return {"train": train.digest(), "test": test.digest()}
+
+
+@cache
 def load_network(path: str) -> tuple[Any, Any]:
     """Return a backbone and its frozen network on the device."""
     backbone = load_backbone(path)
@@ -199,6 +206,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         "training_seconds": round(training, 1),
         "step_seconds": round(fitting, 1),
         "seconds": round(time.perf_counter() - start, 1),
+        "data_sha256": compute_digests(cell.dataset),
     }
     if not cell.joint:
         best = [100 * float(np.mean(correct)) for correct in after_learning]

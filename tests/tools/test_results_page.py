@@ -97,9 +97,16 @@ def collect_benchmark_numbers(results: Path) -> set[float]:
     groups: dict[Any, list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["row"], json.dumps(run["settings"])), []).append(run)
+    compared: dict[Any, list[dict[str, Any]]] = {}
+    for line in read_jsonl(results / "accuracy" / "comparison.jsonl"):
+        place = {**line["cell"], "seed": None}
+        compared.setdefault(json.dumps(place), []).append({name: line[name] for name in ("ACC", "forgetting") if name in line})
+    series = [[run[name] for run in own] for own in compared.values() for name in own[0]]
+    over_orders = {fmean(each) for each in series} | {stdev(each) for each in series if len(each) > 1}
+    over_orders |= collect_numbers(list(compared.values()))
     others = [results / "accuracy" / f"{name}.json" for name in ("frozen", "few")]
     known = {number for path in others for number in collect_numbers(json.loads(path.read_text()))}
-    return known | collect_numbers(runs) | compute_means(groups) | collect_numbers(tool.read_references(results))
+    return known | over_orders | collect_numbers(runs) | compute_means(groups) | collect_numbers(tool.read_references(results))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -184,7 +191,12 @@ def test_every_measurement_states_its_provenance() -> None:
     lines = read_jsonl(RESULTS / "runs.jsonl")
     assert [line["cell"] for line in lines] == sorted({line["cell"] for line in lines})
     documents = [json.loads(path.read_text()) for part in ("accuracy", "speed") for path in (RESULTS / part).glob("*.json")]
-    for line in [*lines, *(each for document in documents for each in (document if isinstance(document, list) else [document]))]:
+    compared = read_jsonl(RESULTS / "accuracy" / "comparison.jsonl")
+    for line in [
+        *lines,
+        *compared,
+        *(each for document in documents for each in (document if isinstance(document, list) else [document])),
+    ]:
         assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", line["commit"])
         assert re.match(r"\d{4}-\d\d-\d\d", line["date"])
         assert {"environment", "data_sha256"} <= line.keys()
