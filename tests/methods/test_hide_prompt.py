@@ -7,8 +7,9 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor, nn
 
+from caprompt.methods.components.contrast import contrastive_loss
 from caprompt.methods.components.prefix import Prefix
-from caprompt.methods.hide_prompt import HiDePrompt, HiDePromptOptions, TaskIdentity, contrastive_loss
+from caprompt.methods.hide_prompt import HiDePrompt, HiDePromptOptions, TaskIdentity
 
 IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5))
 LABELS = torch.tensor([3, 4, 5, 3, 4, 5])

@@ -7,6 +7,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
+from caprompt.methods.components.alignment import make_shrunk_sampler
 from caprompt.methods.ssiat import FLOOR, Ssiat, SsiatOptions, estimate_drift
 
 
@@ -113,7 +114,7 @@ def test_sampled_means_of_earlier_tasks_are_shrunk() -> None:
     method = make_method(replay="mean")
     for _ in range(3):
         method.begin_task(1, torch.Generator())
-    samples = method.shrunk_sampler()(2, torch.Generator())  # (C, each, D)
+    samples = make_shrunk_sampler(method.statistics, method.task_of_class)(2, torch.Generator())  # (C, each, D)
     for label, factor in enumerate((0.925, 0.925, 0.95, 0.975, 1.0)):
         torch.testing.assert_close(samples[label, 1], factor * method.statistics.mean[label])
 

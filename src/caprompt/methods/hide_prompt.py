@@ -45,15 +45,14 @@ from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayKind
+from caprompt.methods.components.contrast import contrastive_loss
 from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.heads import append_rows, linear_init
 from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, draw_prompt, resolve_layers
 from caprompt.methods.registry import register
 from caprompt.methods.templates import SelectedPromptMethod
 
-__all__ = ["HiDePrompt", "HiDePromptOptions", "TaskIdentity", "contrastive_loss"]
-
-TEMPERATURE = 0.8
+__all__ = ["HiDePrompt", "HiDePromptOptions", "TaskIdentity"]
 
 
 class TaskIdentity(nn.Module):
@@ -198,20 +197,3 @@ class HiDePrompt(SelectedPromptMethod):
             plain.append((self.vit(stem), labels))
         self.statistics.observe_batches(prompted)
         self.plain_statistics.observe_batches(plain)
-
-
-def contrastive_loss(features: Tensor, centers: Tensor, occupied: Tensor) -> Tensor:
-    """Compute CE(M M^T / 0.8, identity) for M = [centers; features], averaged over rows.
-
-    `centers` are (R, D), `features` (B, D). Centers that are not `occupied` (R,) are left out.
-
-    >>> one = torch.eye(2)[:1]
-    >>> expected = torch.log1p(torch.exp(torch.tensor(-1 / 0.8)))
-    >>> bool(torch.isclose(contrastive_loss(one, torch.eye(2)[1:], torch.tensor([True])), expected))
-    True
-    """
-    rows = torch.cat([centers, features])
-    valid = torch.cat([occupied, occupied.new_ones(features.shape[0])])  # (R + B,)
-    similarities = (rows @ rows.T / TEMPERATURE).masked_fill(~valid, float("-inf"))  # masks the columns of empty centers
-    losses = F.cross_entropy(similarities, torch.arange(rows.shape[0], device=rows.device), reduction="none")
-    return torch.where(valid, losses, 0).sum() / valid.sum()

@@ -33,7 +33,6 @@ from caprompt.methods.base import Batches
 from caprompt.methods.components import alignment
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
 from caprompt.methods.components.heads import CosineHead
-from caprompt.methods.components.statistics import Sampler
 from caprompt.methods.registry import register
 from caprompt.methods.templates import DirectMethod
 
@@ -111,7 +110,8 @@ class Ssiat(DirectMethod):
         self.statistics.observe_batches([(pairs[1], labels)])
         if has_statistics.any():
             with torch.enable_grad():
-                alignment.align_head(self.head, self.statistics, self.options, self.num_classes, generator, self.shrunk_sampler())
+                sample = alignment.make_shrunk_sampler(self.statistics, self.task_of_class)
+                alignment.align_head(self.head, self.statistics, self.options, self.num_classes, generator, sample)
 
     def compute_paired_features(self, batches: Batches) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Return features under the previous and the current adapter, (n, D), and labels (n,)."""
@@ -123,13 +123,6 @@ class Ssiat(DirectMethod):
             parts.append((self.vit(stem, previous.branches()), self.vit(stem, self.adapter.branches()), labels))
         before, after, all_labels = (torch.cat(column) for column in zip(*parts, strict=True))
         return (before, after), all_labels
-
-    def shrunk_sampler(self) -> Sampler:
-        """Return a sampler that shrinks the means of earlier tasks towards zero."""
-        sample = self.statistics.make_sampler()
-        factor = 0.9 + 0.1 * (self.task_of_class + 1) / len(self.task_sizes)  # (C,)
-        offset = ((factor - 1).unsqueeze(1) * self.statistics.mean).unsqueeze(1)  # (C, 1, D)
-        return lambda each, generator: sample(each, generator) + offset
 
     def logits(self, images: Tensor) -> Tensor:
         """Compute scaled cosines under the adapter: (B, C)."""
