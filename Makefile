@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint types tests results clean
 
-demo: $(VENV)/.installed  ## the main job: digits in five tasks, offline, on a CPU
+demo: $(VENV)/.installed  ## the main job: drawn beetles in four tasks, offline, on a CPU
 	$(BIN)/caprompt run
 
 test: lint types tests  ## lint, types and tests

@@ -26,7 +26,8 @@ from caprompt.methods import get_method
 RANPAC = {"epochs": 20, "batch_size": 48, "learning_rate": 0.01}
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nearest class mean": ("ncm", "budget", {}),
-    "ridge, frozen features": ("ranpac", "budget", {"adapt_first": False}),
+    "ridge, frozen features": ("ranpac", "budget", {"adapt_first": False, "ridge_selection": "all-tasks"}),
+    "ridge, frozen, strength by the current task": ("ranpac", "budget", {"adapt_first": False}),
     "RanPAC, 20 epochs": ("ranpac", "budget", RANPAC),
     "default": ("caprompt", "default", {}),
     "default, trained jointly": ("caprompt", "default", {}),
@@ -44,7 +45,13 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
             for label, (method, preset, options) in {**{label: ROWS[label] for label in args.rows}, **searched}.items():
                 has_projections = "projections" in get_method(method).options_class.model_fields
                 own = {"projections": args.projections} if has_projections else {}
-                common = {"seed": seed, "preset": preset, "validation": args.validation, "per_class": per_class}
+                common = {
+                    "seed": seed,
+                    "preset": preset,
+                    "validation": args.validation,
+                    "per_class": per_class,
+                    "classes": args.classes,
+                }
                 joint = label.endswith("jointly")
                 cells.append(Cell(label, method, dataset, backbone, int(tasks), **common, options={**options, **own}, joint=joint))
     return cells
@@ -65,6 +72,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--orders", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--per-class", nargs="+", type=int)
+    parser.add_argument("--classes", type=int, help="only the first classes of each order")
     parser.add_argument("--found", type=Path, help="settings found by benchmarks/search.py")
     parser.add_argument("--projections", type=int, default=10_000)
     parser.add_argument("--validation", type=float, default=0.0)

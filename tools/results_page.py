@@ -46,8 +46,9 @@ Only the first section has the default of this version. All other runs are of ve
 
 COMPARISON_NOTE = """Class-incremental, honest, on test images; class order k is that of seed k, which also seeds everything else.
 Images are JPEG copies of the data sets. The default chooses its effort by its rule; RanPAC trains on the first task as its authors
-do (20 epochs of SGD at rate 0.01, not clipped); the regression on frozen features is RanPAC's without that training. All have
-10,000 projections. Forgetting is the accuracy that tasks have lost since they were learned."""
+do (20 epochs of SGD at rate 0.01, not clipped); the regression on frozen features is RanPAC without that training, its strength
+selected over all tasks or, as in RanPAC, by the current one. All have 10,000 projections. Forgetting is the accuracy that tasks
+have lost since they were learned."""
 COMPARISON_COMMAND = "python benchmarks/compare.py --data cars/=7 --backbones deit_tiny_patch16_224.safetensors"
 Runs = Sequence[dict[str, Any]]
 Line = dict[str, Any]

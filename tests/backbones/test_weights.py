@@ -124,7 +124,7 @@ def test_code_in_a_pickle_is_rejected_and_never_run(tmp_path: Path, zipped: bool
 
 def test_command_rejects_code_in_a_pickle_with_one_sentence_and_status_2(tmp_path: Path) -> None:
     torch.save({"extra": Trap(tmp_path / "ran")}, tmp_path / "trap.pth")
-    completed = caprompt("run", "--backbone", "trap.pth", cwd=tmp_path)
+    completed = caprompt("run", "--dataset", "digits", "--backbone", "trap.pth", cwd=tmp_path)
     assert completed.returncode == 2
     assert completed.stderr.startswith("caprompt: 'trap.pth' holds code besides weights")
     assert len(completed.stderr.splitlines()) == 1

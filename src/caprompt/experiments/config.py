@@ -30,7 +30,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dataset: str = Field("digits", description="a dataset's name, or a folder or CSV of images")
+    dataset: str = Field("beetles", description="a dataset's name, or a folder or CSV of images")
     method: str = Field("caprompt", description="a method's name")
     backbone: str = Field(DEFAULT_BACKBONE, description="a backbone's name or file")
     seed: int = Field(0, ge=0, description="class order, initialization, batches and augmentation are derived from it")

@@ -21,8 +21,8 @@ def report(
 
     Examples:
 
-        caprompt report runs/digits-caprompt-vit_mini_patch8_64.tin200_distilled-seed0
-        caprompt report runs/digits-* --out compared.html
+        caprompt report runs/beetles-caprompt-vit_mini_patch8_64.tin200_distilled-seed0
+        caprompt report runs/beetles-* --out compared.html
         caprompt report runs/pets --no-pictures
 
     Parameters

@@ -45,7 +45,7 @@ def run(
     set_: Set = None,
     device: Device = "auto",
 ) -> None:
-    """Run a class-incremental experiment; by default, digits in five tasks on the embedded backbone.
+    """Run a class-incremental experiment; by default, beetles in four tasks on the embedded backbone.
 
     Examples:
 

@@ -14,6 +14,7 @@ from typing import Any
 from caprompt.data.datasets._download import Progress
 from caprompt.data.datasets._integrity import check_classes
 from caprompt.data.datasets._locations import OfficialFiles, fetch_dataset, find_dataset
+from caprompt.data.datasets.beetles import load_beetles
 from caprompt.data.datasets.cifar100 import CIFAR100, load_cifar100
 from caprompt.data.datasets.cub200 import CUB200, load_cub200
 from caprompt.data.datasets.digits import load_digits
@@ -52,7 +53,7 @@ class DatasetInfo:
     load: Callable[[], tuple[Samples, Samples]]
     tasks: int
     options: Mapping[str, Any] = field(default_factory=dict)
-    official: OfficialFiles | None = None  # None for a dataset that comes with an installed package
+    official: OfficialFiles | None = None  # None for a dataset that is installed or drawn
 
     def describe_location(self) -> str:
         """Return the path of the dataset, or what is needed to get it."""
@@ -65,6 +66,15 @@ class DatasetInfo:
 DATASETS: dict[str, DatasetInfo] = {
     info.name: info
     for info in (
+        DatasetInfo(
+            name="beetles",
+            description="600 drawn beetles of 72 x 72 pixels in 12 classes",
+            needs="nothing: the images are drawn when they are loaded",
+            load=load_beetles,
+            tasks=4,
+            # A small crop loses the pattern that tells species apart. 360 images need no wide projection.
+            options={"crop_scale": (0.6, 1.0), "projections": 1000},
+        ),
         DatasetInfo(
             name="digits",
             description="1,797 handwritten digits of 8 x 8 pixels in 10 classes",
