@@ -157,7 +157,10 @@ class ContinualClassifier:
         return samples
 
     def _check_directory(self, directory: Path) -> None:
-        """Refuse to save over a model that someone else has saved since this one was loaded."""
+        """Refuse a folder that cannot be made, or a model that someone else has saved since this one was loaded."""
+        in_the_way = next((path for path in (directory, *directory.parents) if path.exists() and not path.is_dir()), None)
+        if in_the_way is not None:
+            raise ModelFolderError(f"the model cannot be saved in '{directory}': '{in_the_way}' is a file; choose another folder")
         if checkpoint.exists(directory) and checkpoint.read_config(directory)["calls"] != self.num_calls:
             raise ModelFolderError(
                 f"the model in '{directory}' is not the one that is learning; load it again, or choose another folder"

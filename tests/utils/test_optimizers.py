@@ -30,7 +30,7 @@ def test_head_rate_scales_only_the_learning_rate_of_the_head() -> None:
     groups = build_optimizer(make_method(learning_rate=0.01, head_rate=0.1)).param_groups
     assert [group["base"] for group in groups] == pytest.approx([0.01, 0.001])
     method = make_method(head_rate=0.0)
-    prompt, *head = step_and_measure(build_optimizer(method), [method.prompt, method.head.weight, method.head.bias])  # type: ignore[list-item]
+    prompt, *head = step_and_measure(build_optimizer(method), [method.prompt, *method.head.parameters()])  # type: ignore[list-item]
     assert prompt.abs().min() > 0
     assert not any(part.any() for part in head)
 
