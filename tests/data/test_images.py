@@ -176,3 +176,21 @@ def test_hash_depends_on_the_content(tmp_path: Path, noise) -> None:
     assert a == b != c
     assert hash_image(Image.fromarray(noise(1))) == hash_image(noise(1)) != hash_image(noise(2))
     assert hash_image(np.zeros((2, 8), np.uint8)) != hash_image(np.zeros((8, 2), np.uint8))
+
+
+def test_only_listed_formats_are_parsed_whatever_the_name(tmp_path: Path) -> None:
+    """Pillow would render an EPS by starting Ghostscript."""
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n%%EOF\n"
+    (tmp_path / "cat.jpg").write_bytes(eps)
+    with pytest.raises(DataError, match="not a readable image"):
+        decode(tmp_path / "cat.jpg")
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "cat.tga")
+    (tmp_path / "cat.tga").rename(tmp_path / "other.jpg")
+    with pytest.raises(DataError, match="not a readable image"):
+        decode(tmp_path / "other.jpg")
+
+
+@pytest.mark.parametrize("suffix", [".bmp", ".gif", ".jpg", ".png", ".ppm", ".tif", ".webp"])
+def test_listed_formats_are_parsed(tmp_path: Path, suffix: str) -> None:
+    Image.new("RGB", (4, 4), "white").save(tmp_path / f"image{suffix}")
+    assert decode(tmp_path / f"image{suffix}").min() == 255

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,8 @@ ImageInput: TypeAlias = Path | Image.Image | NDArray[Any]
 Pixels: TypeAlias = NDArray[np.uint8]
 
 IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+# Pillow tries every parser that it has whatever the file's name, and that of EPS starts Ghostscript.
+FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 89_478_485  # Pillow's default; checked here as well, since an application may lift Pillow's limit
 MAX_ASPECT = 200  # a 1 x 100,000 strip resized to a short side of 256 would need 20 GB
 SKIP_HINT = "; remove it, or skip unreadable images with skip_bad=True"
@@ -62,8 +65,15 @@ def hash_image(image: ImageInput) -> bytes:
     return hashlib.sha256(f"{pixels.dtype.str}{pixels.shape}".encode() + pixels.tobytes()).digest()
 
 
+@cache
+def _list_formats() -> tuple[str, ...]:
+    """Return the formats that this Pillow can read: AVIF is not in every build."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def _decode_file(path: Path, shrink_to: int | None) -> Pixels:
-    with Image.open(path) as image:
+    with Image.open(path, formats=_list_formats()) as image:
         _check_size(*image.size)
         if shrink_to is not None:
             # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; from twice the final size, the

@@ -74,7 +74,9 @@ def learn(
     new = classifier.classes[num_known:]
     known = [name for name in samples.classes if name not in new]
     learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
-    out.print(f"Learned {len(samples)} images ({'; '.join(learned)}). '{model}' now knows {len(classifier.classes)} classes.")
+    total = len(classifier.classes)
+    images, classes = f"{len(samples)} image{'s' * (len(samples) != 1)}", f"{total} class{'es' * (total != 1)}"
+    out.print(f"Learned {images} ({'; '.join(learned)}). '{model}' now knows {classes}.")
 
 
 def print_effort(event: Event) -> None:
