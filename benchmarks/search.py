@@ -20,8 +20,10 @@ from typing import Any
 from _common import ROOT
 from _lab import Cell, describe, identify, run_all
 
+from caprompt.backbones.weights import load_backbone
 from caprompt.experiments.config import load_preset_settings
-from caprompt.methods import get_method, list_methods
+from caprompt.methods import list_methods
+from caprompt.methods.caprompt import RATE_TIMES_WIDTH
 
 RATES = (0.3, 1.0, 3.0)  # times the method's own
 CROPS = (0.08, 0.3)
@@ -31,11 +33,10 @@ ORDER = 100
 TRAINS_NOTHING = ("ncm",)
 
 
-def make_options(method: str, factor: float, crop: float, steps: int, images: int) -> dict[str, Any]:
-    """Return the options of one point of the grid for tasks of this many images."""
-    own = load_preset_settings("budget", {"method": method}).get("learning_rate", 3e-3)
-    default = get_method(method).options_class.model_fields["learning_rate"].default
-    rate = own if own != "auto" else (0.02 if default == "auto" else default)
+def make_options(method: str, width: int, factor: float, crop: float, steps: int, images: int) -> dict[str, Any]:
+    """Return the options of one point of the grid for tasks of this many images, on a backbone of this width."""
+    rate = load_preset_settings("budget", {"method": method})["learning_rate"]
+    rate = RATE_TIMES_WIDTH / width if rate == "auto" else rate
     return {
         "learning_rate": float(f"{factor * rate:.3g}"),
         "crop_scale": (crop, 1.0),
@@ -46,7 +47,7 @@ def make_options(method: str, factor: float, crop: float, steps: int, images: in
 
 def make_cells(args: argparse.Namespace, dataset: str, method: str) -> list[Cell]:
     """Return the runs of one method on one data set."""
-    images = args.per_class * args.classes // args.tasks
+    images, width = args.per_class * args.classes // args.tasks, load_backbone(args.backbone).config.width
     grid = [(1.0, 0.3, STEPS[0])] if method in TRAINS_NOTHING else list(itertools.product(RATES, CROPS, STEPS))
     return [
         Cell(
@@ -56,7 +57,7 @@ def make_cells(args: argparse.Namespace, dataset: str, method: str) -> list[Cell
             backbone=args.backbone,
             tasks=args.tasks,
             seed=ORDER,
-            options=make_options(method, factor, crop, steps, images),
+            options=make_options(method, width, factor, crop, steps, images),
             validation=args.validation,
             per_class=args.per_class,
             classes=args.classes,

@@ -7,7 +7,6 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.components.alignment import make_shrunk_sampler
 from caprompt.methods.ssiat import FLOOR, Ssiat, SsiatOptions, estimate_drift
 
 
@@ -108,15 +107,6 @@ def test_loss_is_a_margin_softmax_among_classes_of_the_task(margin: float) -> No
         others = sum(math.exp(20 * value) for index, value in enumerate(cosines) if index != label - 2)
         losses.append(-math.log(own / (own + others)))
     assert method.loss(images, torch.tensor(labels))["ce"].item() == pytest.approx(sum(losses) / 3, rel=1e-4)
-
-
-def test_sampled_means_of_earlier_tasks_are_shrunk() -> None:
-    method = make_method(replay="mean")
-    for _ in range(3):
-        method.begin_task(1, torch.Generator())
-    samples = make_shrunk_sampler(method.statistics, method.task_of_class)(2, torch.Generator())  # (C, each, D)
-    for label, factor in enumerate((0.925, 0.925, 0.95, 0.975, 1.0)):
-        torch.testing.assert_close(samples[label, 1], factor * method.statistics.mean[label])
 
 
 def test_whole_head_is_aligned_from_the_second_call_on() -> None:

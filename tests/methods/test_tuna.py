@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.components.alignment import make_shrunk_sampler
 from caprompt.methods.tuna import Tuna, TunaOptions, compute_entropies, compute_overlap, fuse_weights
 
 
@@ -118,13 +117,6 @@ def test_statistics_are_of_the_own_task_s_adapter() -> None:
     method = make_method((2, 1))
     expected = method.vit(random_images(4, seed=1), method.adapters.branches()[1]).mean(dim=0)
     torch.testing.assert_close(method.statistics.mean[2], expected)
-
-
-def test_sampled_means_of_earlier_tasks_are_shrunk() -> None:
-    method = make_method((2, 1, 1, 1), replay="mean")
-    samples = make_shrunk_sampler(method.statistics, method.task_of_class)(2, torch.Generator())  # (C, each, D)
-    for label, factor in enumerate((0.925, 0.925, 0.95, 0.975, 1.0)):
-        torch.testing.assert_close(samples[label, 1], factor * method.statistics.mean[label])
 
 
 def test_whole_head_is_aligned_from_the_second_call_on() -> None:

@@ -74,8 +74,8 @@ class Method(nn.Module, ABC):
 
     @property
     def default_learning_rate(self) -> float:
-        """The learning rate that "auto" stands for."""
-        return 3e-3
+        """The learning rate that "auto" stands for: here the one that methods share."""
+        return float(Options.model_fields["learning_rate"].default)
 
     def choose_effort(self, num_images: int) -> None:
         """Choose epochs, batch size and learning rate for the current task; called before `prepare`."""

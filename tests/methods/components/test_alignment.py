@@ -7,6 +7,7 @@ import torch
 
 from caprompt.methods.components import alignment
 from caprompt.methods.components.heads import LinearHead
+from caprompt.methods.components.statistics import Statistics
 
 KINDS = typing.get_args(alignment.ReplayOptions.model_fields["replay"].annotation)
 
@@ -75,3 +76,12 @@ def test_zero_epochs_leave_the_head_unchanged() -> None:
     before = head.weight.detach().clone()
     alignment.align_head(head, statistics, settings, num_old_classes=1, generator=torch.Generator())
     assert torch.equal(head.weight, before)
+
+
+def test_sampled_means_of_earlier_tasks_are_shrunk() -> None:
+    statistics = Statistics(3)
+    statistics.grow(5)
+    statistics.observe_batches([(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5))])
+    samples = alignment.make_shrunk_sampler(statistics, torch.tensor([0, 0, 1, 2, 3]))(2, torch.Generator())  # (C, each, D)
+    for label, factor in enumerate((0.925, 0.925, 0.95, 0.975, 1.0)):
+        torch.testing.assert_close(samples[label, 1], factor * statistics.mean[label])
