@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,17 +16,35 @@ from caprompt import ContinualClassifier, checkpoint
 # The last event of each process before it is killed: kills fall into reading, training, the checkpoint of an epoch,
 # alignment, saving the model, evaluation and writing the results.
 UNTIL = ("ImagesChecked", "StepEnded", "EpochEnded", "StepEnded", "Consolidating", "LearnEnded") * 2
+MAX_FILE_OPERATIONS = 12  # between that event and the kill; about as many as saving a model takes
 COLORS = ("red", "green", "blue", "yellow", "cyan", "white", "black", "orange")
 
-# Resumes the run from its folder and prints the name of every event.
+# Resumes the run from its folder and prints the name of every event. At the n-th file operation after the m-th event of a kind, the
+# process kills itself: counted in operations, not in seconds, so that a fast machine is killed at the same point as a slow one.
 SCRIPT = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
-data, backbone, out = sys.argv[1:]
+
+data, backbone, out, until, events_left, operations_left = *sys.argv[1:5], *map(int, sys.argv[5:])
+FILE_OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "shutil.rmtree"}
+
+def count_event(event):
+    global events_left
+    print(type(event).__name__, flush=True)
+    events_left -= type(event).__name__ == until
+
+def count_operation(name, _):
+    global operations_left
+    if events_left <= 0 and name in FILE_OPERATIONS:
+        operations_left -= 1
+        if operations_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count_operation)
 config = RunConfig(dataset=data, backbone=backbone, tasks=(1, 2, 1, 1, 2, 1), options={options})
-run_experiment(config, Path(out), resume=True, callbacks=lambda event: print(type(event).__name__, flush=True))
+run_experiment(config, Path(out), resume=True, callbacks=count_event)
 """.replace("{options}", repr({**QUICK, "epochs": 8}))
 
 
@@ -36,32 +54,23 @@ def test_killed_and_resumed_run_is_bit_equal(tmp_path: Path, backbone: Path) -> 
     write_squares(data / "train", COLORS)
     write_squares(data / "test", COLORS, each=2, start=50)
 
-    def start(out: Path) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", SCRIPT, str(data), str(backbone), str(out)]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    def run(out: Path, until: str = "never", times: int = 1, operations: int = 1) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", SCRIPT, str(data), str(backbone), str(out), until, str(times), str(operations)]
+        return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert start(whole).communicate()[0].count("EpochEnded") == 48
+    assert run(whole).stdout.count("EpochEnded") == 48
     rng = random.Random(0)
     for event in UNTIL:
-        kill_after(start(killed), event, times=rng.randint(1, 5) if event == "StepEnded" else 1, delay=rng.uniform(0, 0.05))
+        times = rng.randint(1, 5) if event == "StepEnded" else 1
+        process = run(killed, event, times, rng.randint(1, MAX_FILE_OPERATIONS))
+        assert process.returncode == -signal.SIGKILL
         assert_readable(killed / "model")
-    epochs_left = start(killed).communicate()[0].count("EpochEnded")
+    epochs_left = run(killed).stdout.count("EpochEnded")
     assert 0 < epochs_left < 48, "the kills should have left epochs to train"
     assert (killed / "model" / "state.safetensors").read_bytes() == (whole / "model" / "state.safetensors").read_bytes()
     summaries = [(folder / "results.json").read_text().split('"summary"')[1] for folder in (whole, killed)]
     assert summaries[0] == summaries[1]
-
-
-def kill_after(process: subprocess.Popen[str], event: str, times: int, delay: float) -> None:
-    """Kill a process `delay` seconds after it printed an event `times` times."""
-    assert process.stdout is not None
-    while times and (line := process.stdout.readline()):
-        times -= line.startswith(event)
-    time.sleep(delay)
-    assert process.poll() is None, "the process should be alive when it is killed"
-    process.kill()
-    process.communicate()
 
 
 def assert_readable(folder: Path) -> None:
