@@ -20,7 +20,7 @@ from caprompt.data.images import IMAGE_SUFFIXES, ImageInput
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError, InputError
 
-__all__ = ["Source", "list_images", "read_source"]
+__all__ = ["Source", "list_images", "read_images", "read_source"]
 
 _SUFFIX_LIST = ", ".join(sorted(IMAGE_SUFFIXES))
 
@@ -43,6 +43,13 @@ def read_source(source: Source) -> Samples:
     if not len(samples):
         raise DataError("there are no images to read; give at least one")
     return samples
+
+
+def read_images(images: str | Path | Sequence[ImageInput | str]) -> tuple[ImageInput, ...]:
+    """Return the images that a caller of `predict` passed: a sequence of them, or the path of a file or of a folder."""
+    if isinstance(images, (str, Path)):
+        return tuple(list_images([Path(images)]))
+    return tuple(Path(image) if isinstance(image, str) else image for image in images)
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:

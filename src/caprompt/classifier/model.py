@@ -40,7 +40,7 @@ from caprompt.checkpoint.model import (
 )
 from caprompt.data.images import ImageInput
 from caprompt.data.samples import Samples
-from caprompt.data.sources import Source, list_images, read_source
+from caprompt.data.sources import Source, read_images, read_source
 from caprompt.data.validation import validate_images
 from caprompt.engine import trainer
 from caprompt.engine.inference import PredictorCache, choose_batch_size, predict_samples
@@ -272,9 +272,7 @@ class ContinualClassifier:
         self._require_classes()
         if top < 1:
             raise OptionError(f"top must be at least 1, not {top}")
-        if isinstance(images, (str, Path)):
-            images = list_images([Path(images)])
-        inputs = tuple(Path(image) if isinstance(image, str) else image for image in images)
+        inputs = read_images(images)
         if not inputs:
             return []
         samples = Samples(inputs, ("unlabeled",) * len(inputs))
