@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CapromptError",
+    "CapromptWarning",
     "DataError",
     "InputError",
     "ModelFolderError",
@@ -27,6 +28,10 @@ class CapromptError(Exception):
     """Base class of every error that this library raises on purpose."""
 
     exit_code = 1
+
+
+class CapromptWarning(UserWarning):
+    """Input that can be used, but may not be what was meant; the CLI prints it as one line."""
 
 
 class InputError(CapromptError, ValueError):

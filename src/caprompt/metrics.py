@@ -1,5 +1,7 @@
 """Metrics of class-incremental learning: pure functions of the accuracy matrix, in percent.
 
+Below them are metrics of one test, also in percent: confidence intervals, confusion counts, calibration and AUROC.
+
 To add a metric, write its function and add it to `METRICS`: results, tables and reports take it from there.
 
 `matrix[i][j]` is the accuracy on the classes of task j after learning task i; rows grow, so row i has i + 1 entries.
@@ -11,21 +13,34 @@ To add a metric, write its function and add it to `METRICS`: results, tables and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from itertools import groupby
+from statistics import NormalDist, fmean, stdev
+from typing import TypeVar
 
 __all__ = [
     "METRICS",
+    "Interval",
     "Matrix",
     "MeanStd",
     "Metric",
+    "ReliabilityBin",
     "Scores",
     "average_accuracy",
     "average_incremental_accuracy",
     "backward_transfer",
+    "compute_auroc",
+    "compute_calibration_error",
+    "compute_interval",
+    "compute_mean_interval",
+    "compute_reliability",
+    "count_confusions",
     "forgetting",
     "forgetting_per_task",
+    "format_interval",
     "incremental_accuracies",
     "learning_accuracy",
     "mean_std",
@@ -35,6 +50,11 @@ __all__ = [
 ]
 
 Matrix = Sequence[Sequence[float]]
+Interval = tuple[float, float]  # lower and upper limit
+Label = TypeVar("Label", bound=Hashable)
+
+NUM_BINS = 15  # of a reliability diagram
+Z = NormalDist().inv_cdf(0.975)  # for 95 % confidence
 
 
 def percent_correct(predicted: Sequence[object], true: Sequence[object]) -> float:
@@ -212,3 +232,123 @@ def summarize(scores: Scores) -> dict[str, float]:
     85.0
     """
     return {name: metric.compute(scores) for name, metric in METRICS.items()}
+
+
+def compute_interval(correct: int, total: int) -> Interval:
+    """Return the 95 % confidence interval (Wilson) of an accuracy, from the numbers of correct and of all images.
+
+    >>> [round(limit, 1) for limit in compute_interval(45, 50)], [round(limit, 1) for limit in compute_interval(1, 1)]
+    ([78.6, 95.7], [20.7, 100.0])
+    >>> compute_interval(0, 0)
+    (0.0, 100.0)
+    """
+    if not total:
+        return 0.0, 100.0
+    share, weight = correct / total, Z * Z / total
+    center = (share + weight / 2) / (1 + weight)
+    half = Z * math.sqrt(share * (1 - share) / total + weight / (4 * total)) / (1 + weight)
+    # At both ends the limit is exact; rounding must not move it.
+    return (0.0 if correct == 0 else 100 * (center - half), 100.0 if correct == total else 100 * (center + half))
+
+
+def compute_mean_interval(accuracies: Sequence[float], images: Sequence[int]) -> Interval:
+    """Return the 95 % confidence interval of the mean over tasks (ACC), from each task's accuracy and number of images.
+
+    The intervals of the tasks are combined by the method of variance estimates recovery (Zou and Donner, 2008).
+
+    >>> [round(limit, 1) for limit in compute_mean_interval([100.0, 90.0], [10, 1000])]
+    [81.1, 95.9]
+    """
+    mean = fmean(accuracies)
+    limits = [compute_interval(round(accuracy * count / 100), count) for accuracy, count in zip(accuracies, images, strict=True)]
+    below, above = (
+        math.hypot(*(accuracy - limit[side] for accuracy, limit in zip(accuracies, limits, strict=True))) / len(accuracies)
+        for side in (0, 1)
+    )
+    return max(0.0, mean - below), min(100.0, mean + above)
+
+
+def format_interval(interval: Interval) -> str:
+    """Return an interval as text.
+
+    >>> format_interval((78.64, 95.65))
+    '78.6 to 95.7'
+    """
+    low, high = interval
+    return f"{low:.1f} to {high:.1f}"
+
+
+def count_confusions(predicted: Sequence[Label], true: Sequence[Label]) -> dict[Label, dict[Label, int]]:
+    """Return the confusion matrix: for each true class, how many images were predicted as which class; no zeros are stored.
+
+    >>> count_confusions(["cat", "dog", "cat"], ["cat", "cat", "cow"])
+    {'cat': {'cat': 1, 'dog': 1}, 'cow': {'cat': 1}}
+    """
+    rows: dict[Label, dict[Label, int]] = {}
+    for (label, answer), count in Counter(zip(true, predicted, strict=True)).items():
+        rows.setdefault(label, {})[answer] = count
+    return rows
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """The images whose scores lie in one range, in percent: `low` < score <= `high`; the first range includes 0."""
+
+    low: float
+    high: float
+    images: int
+    mean_score: float | None  # None without images
+    accuracy: float | None
+
+
+def compute_reliability(scores: Sequence[float], correct: Sequence[bool]) -> tuple[ReliabilityBin, ...]:
+    """Sort images by the score of their prediction, from 0 to 1, into bins of equal width.
+
+    >>> [(round(bin.high), bin.mean_score, bin.accuracy) for bin in compute_reliability([0.5, 1.0], [False, True]) if bin.images]
+    [(53, 50.0, 0.0), (100, 100.0, 100.0)]
+    """
+    members: list[list[tuple[float, bool]]] = [[] for _ in range(NUM_BINS)]
+    for score, is_correct in zip(scores, correct, strict=True):
+        members[min(max(math.ceil(score * NUM_BINS) - 1, 0), NUM_BINS - 1)].append((score, is_correct))
+    return tuple(
+        ReliabilityBin(
+            100 * index / NUM_BINS,
+            100 * (index + 1) / NUM_BINS,
+            len(own),
+            100 * fmean(score for score, _ in own) if own else None,
+            100 * fmean(is_correct for _, is_correct in own) if own else None,
+        )
+        for index, own in enumerate(members)
+    )
+
+
+def compute_calibration_error(bins: Sequence[ReliabilityBin]) -> float:
+    """Return the expected calibration error: how far score and accuracy are apart, in points, averaged over the images.
+
+    >>> compute_calibration_error(compute_reliability([0.8, 0.8, 0.8, 0.8, 1.0], [True, True, True, False, True]))
+    4.0
+    """
+    gaps = [
+        (each.images, abs(each.mean_score - each.accuracy))
+        for each in bins
+        if each.mean_score is not None and each.accuracy is not None
+    ]
+    return sum(count * gap for count, gap in gaps) / sum(count for count, _ in gaps)
+
+
+def compute_auroc(positive: Sequence[float], negative: Sequence[float]) -> float:
+    """Return how often a positive score is above a negative one, in percent of all pairs; a tie counts half.
+
+    >>> compute_auroc([0.9, 0.8, 0.4], [0.5, 0.1]), compute_auroc([0.5], [0.5])
+    (83.33333333333333, 50.0)
+    """
+    if not positive or not negative:
+        raise ValueError("AUROC needs at least one positive and one negative score")
+    pairs = sorted([(score, True) for score in positive] + [(score, False) for score in negative])
+    won, below = 0.0, 0  # pairs that a positive wins, and negatives below the current score
+    for _, tied in groupby(pairs, key=lambda pair: pair[0]):
+        kinds = [is_positive for _, is_positive in tied]
+        positives, negatives = sum(kinds), len(kinds) - sum(kinds)
+        won += positives * (below + negatives / 2)
+        below += negatives
+    return 100 * won / (len(positive) * len(negative))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -153,9 +154,9 @@ def test_order_of_events(backbone: Path) -> None:
     assert (started.task, started.new_classes, started.images, started.epochs) == (1, ("green", "red"), 10, 2)
 
 
-def learn_and_get_start(model: ContinualClassifier, colors: list[str], each: int = 5) -> LearnStarted:
+def learn_and_get_start(model: ContinualClassifier, colors: list[str], each: int = 5, start: int = 0) -> LearnStarted:
     events: list[Event] = []
-    model.learn(squares(colors, each), callbacks=events.append)
+    model.learn(squares(colors, each, start), callbacks=events.append)
     return next(event for event in events if isinstance(event, LearnStarted))
 
 
@@ -177,7 +178,7 @@ def test_images_of_known_classes_do_not_count_if_they_are_not_trained_on(backbon
         with monkeypatch.context() as patch:
             choose_effort = model.method.choose_effort
             patch.setattr(model.method, "choose_effort", lambda count, choose=choose_effort: counts.append(count) or choose(count))
-            assert learn_and_get_start(model, ["red", "blue"]).effort.startswith(f"{expected} images")
+            assert learn_and_get_start(model, ["red", "blue"], start=20).effort.startswith(f"{expected} images")
     assert counts == [5, 10]
 
 
@@ -285,19 +286,25 @@ def test_backbone_is_identified_by_its_hash(tmp_path: Path) -> None:
 
 
 def test_model_saved_by_another_process_meanwhile_is_not_overwritten(backbone: Path, tmp_path: Path) -> None:
-    """Two processes learn into one folder: the slower one gets an error, and the result of the faster one stays."""
-    model = make_model(backbone)
+    """Two models learn into one folder: the second one gets an error before it trains, and the result of the first one stays."""
+    model, trained = make_model(backbone), False
     model.learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
+    other = ContinualClassifier.load(tmp_path / "m")
 
     def learn_elsewhere(event: Event) -> None:
+        nonlocal trained
         if isinstance(event, LearnEnded):
-            other = ContinualClassifier.load(tmp_path / "m")
-            other.learn(squares(["cyan"]))
-            other.save(tmp_path / "m")
+            trained = True
+            with pytest.raises(ModelFolderError, match=f"being changed by another call .process {os.getpid()}"):
+                other.learn(squares(["cyan"]), checkpoint_dir=tmp_path / "m")
+            with pytest.raises(ModelFolderError, match="being changed by another call"):
+                other.save(tmp_path / "m")
 
+    model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=learn_elsewhere)
+    assert trained
+    assert ContinualClassifier.load(tmp_path / "m").classes == ["red", "blue"]
     with pytest.raises(ModelFolderError, match="is not the one that is learning"):
-        model.learn(squares(["blue"]), checkpoint_dir=tmp_path / "m", callbacks=learn_elsewhere)
-    assert ContinualClassifier.load(tmp_path / "m").classes == ["red", "cyan"]
+        other.learn(squares(["cyan"]), checkpoint_dir=tmp_path / "m")  # it is of the version before
     with pytest.raises(ModelFolderError, match="is not the one that is learning"):
         make_model(backbone).learn(squares(["blue"]), checkpoint_dir=tmp_path / "m")
 

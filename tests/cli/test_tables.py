@@ -3,12 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from rich.console import Console
 
 from caprompt import InputError
 from caprompt.cli import tables
 from caprompt.experiments.run_folder import RunResult, TaskResult
-from caprompt.outputs import Evaluation, Prediction, Score, TaskScore
+from caprompt.methods import MethodOutput
+from caprompt.outputs import Evaluation, Prediction, Score, make_evaluation
 
 
 def render(table: object) -> list[list[str]]:
@@ -60,10 +63,34 @@ def test_summary_metrics() -> None:
     assert summary["task_identification"] == 95
 
 
-def test_prediction_and_evaluation_tables() -> None:
+def test_prediction_table() -> None:
     prediction = Prediction("cat", 0.9, (Score("cat", 0.9), Score("dog", 0.1)), (1.0,), 2)
     assert ["a.jpg", "cat", "0.90", "dog", "0.10"] in render(tables.make_prediction_table(["a.jpg"], [prediction], top=2))
-    evaluation = Evaluation(75.0, 80.0, 90.0, 4, 2.0, (TaskScore(1, ("cat", "dog"), 4, 75.0),), {"cat": 100.0})
-    lines = render(tables.make_evaluation_table(evaluation))
-    assert ["1", "cat,", "dog", "4", "75.0"] in lines
-    assert lines[-1] == ["all", "mean", "over", "tasks", "80.0", "4", "75.0"]
+
+
+def make_test(tasks: list[list[str]], targets: list[int], predicted: list[int]) -> Evaluation:
+    classes = [name for names in tasks for name in names]
+    logits = 5.0 * F.one_hot(torch.tensor(predicted), len(classes))
+    output = MethodOutput(logits, torch.ones(len(targets), len(tasks)) / len(tasks), torch.full((len(targets),), 2))
+    return make_evaluation(output, torch.tensor(targets), classes, tasks)
+
+
+def test_evaluation_table_has_intervals_and_numbers_of_images() -> None:
+    lines = render(tables.make_evaluation_table(make_test([["cat", "dog"], ["cow"]], [0, 0, 1, 1, 2], [0, 0, 1, 0, 2])))
+    assert ["1", "cat,", "dog", "4", "75.0", "30.1", "to", "95.4"] in lines
+    assert ["2", "cow", "1", "100.0", "20.7", "to", "100.0"] in lines
+    assert lines[-1] == ["all", "mean", "over", "tasks", "87.5", "5", "80.0", "37.6", "to", "96.4"]
+
+
+def test_evaluation_table_cuts_long_lists_of_classes() -> None:
+    names = [f"c{number}" for number in range(300)]
+    text = " ".join(word for line in render(tables.make_evaluation_table(make_test([names], [0], [1]))) for word in line)
+    assert "c0, c1, " in text
+    assert "and 288 more" in text
+    assert "c299" not in text
+
+
+def test_class_table_has_a_row_per_class() -> None:
+    evaluation = make_test([["cat", "dog"], ["cow"]], [0, 0, 1, 1, 2], [0, 0, 1, 0, 2])
+    lines = render(tables.make_class_table(evaluation, ["dog", "cow"]))
+    assert lines[-2:] == [["dog", "2", "50.0", "9.5", "to", "90.5"], ["cow", "1", "100.0", "20.7", "to", "100.0"]]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caprompt.data.class_names import check_class_name, natural_key
+from caprompt.data.class_names import check_class_name, natural_key, normalize_class_name, normalize_saved_names
 from caprompt.errors import DataError
 
 
@@ -32,7 +32,7 @@ def test_valid_names(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\x7f", " a", "a ", "a."),
+        *("", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\x7f", "a\x9b31m", " a", "a ", "a."),
         *(f"a{character}b" for character in '<>:"|?*'),
         *("CON", "nul", "com1", "LPT9.txt", "ä" * 128, "\udcff"),
     ],
@@ -40,3 +40,15 @@ def test_valid_names(name: str) -> None:
 def test_invalid_folder_names_raise(name: str) -> None:
     with pytest.raises(DataError, match=r"cannot be a class name: .+; rename the class"):
         check_class_name(name)
+
+
+@given(st.text(max_size=10))
+def test_normalized_names_stay_as_they_are(name: str) -> None:
+    assert normalize_class_name(normalize_class_name(name)) == normalize_class_name(name)
+
+
+def test_saved_names_are_normalized_unless_they_would_become_equal() -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert normalize_saved_names([decomposed, "dog"]) == [composed, "dog"]
+    assert normalize_saved_names([decomposed, "dog", composed]) == [decomposed, "dog", composed]
+    assert normalize_saved_names([decomposed, decomposed]) == [composed, composed]  # two outputs of a joined class

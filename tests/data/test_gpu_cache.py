@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.gpu_cache import GPUImageCache, stack_padded
+from caprompt.data.gpu_cache import GPUImageCache, split_by_padded_bytes, stack_padded
 from caprompt.data.images import Pixels
 
 CPU = torch.device("cpu")
@@ -47,3 +47,13 @@ def test_stack_padded(images: list[Pixels]) -> None:
     assert batch.dtype == torch.uint8
     assert batch.shape == (3, 7, 6, 3)
     assert not batch[0, 4:].any()
+
+
+def test_runs_of_images_are_bounded_by_their_padded_bytes() -> None:
+    shapes = [(10, 10)] * 5 + [(1000, 10), (10, 1000)] + [(10, 10)] * 3  # padded together, the long ones would take 30 MB
+    runs = split_by_padded_bytes(shapes, max_bytes=1000)
+    assert [index for run in runs for index in range(len(shapes))[run]] == list(range(len(shapes)))
+    for run in runs:
+        height, width = (max(shape[axis] for shape in shapes[run]) for axis in (0, 1))
+        assert len(shapes[run]) == 1 or 3 * len(shapes[run]) * height * width <= 1000
+    assert len(split_by_padded_bytes(shapes, max_bytes=10**9)) == 1

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from caprompt.data.gpu_cache import GPUImageCache, stack_padded
-from caprompt.data.gpu_transforms import render_batch
+from caprompt.data.gpu_transforms import crop_to_view, render_batch
 from caprompt.data.images import Pixels
 from caprompt.data.transforms import EvalTransform, TrainTransform, Transform, View, render
 
@@ -83,3 +83,18 @@ def test_rendering_on_a_gpu_does_not_synchronize() -> None:
         render_batch(cache.take(np.arange(4)), views, transform)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("size", [(40, 400), (400, 40), (33, 1000), (10, 90), (70, 60)])
+@pytest.mark.parametrize("resize", [32, 36, 50])
+def test_the_part_that_a_view_needs_renders_equally(size: tuple[int, int], resize: int) -> None:
+    transform = EvalTransform(32, **PLAIN, resize=resize)
+    image = photo(*size, seed=1)
+    view = transform.make_view(size[1], size[0])
+    part, own_view = crop_to_view(image, view, transform)
+    assert max(part.shape[:2]) < 2.6 * min(size) + 20
+    assert (part.size < image.size) == (max(size) > 2 * min(size))
+    whole = render_batch(stack_padded([image], CPU), [view], transform)
+    cropped = render_batch(stack_padded([part], CPU), [own_view], transform)
+    torch.testing.assert_close(cropped, whole, rtol=0, atol=1.01 / 255)
+    assert (cropped - whole).abs().mean() < 1e-4

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +198,129 @@ def test_only_listed_formats_are_parsed_whatever_the_name(tmp_path: Path) -> Non
 def test_listed_formats_are_parsed(tmp_path: Path, suffix: str) -> None:
     Image.new("RGB", (4, 4), "white").save(tmp_path / f"image{suffix}")
     assert decode(tmp_path / f"image{suffix}").min() == 255
+
+
+# -- formats -------------------------------------------------------------------------------------------------------------------
+
+
+def write_heic(path: Path) -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    Image.new("RGB", (16, 16), "white").save(path, "HEIF")
+
+
+@pytest.mark.parametrize("name", ["photo.heic", "photo.jpg", "photo"])
+def test_heic_is_read_with_the_extra(tmp_path: Path, name: str) -> None:
+    write_heic(tmp_path / name)
+    assert decode(tmp_path / name).shape == (16, 16, 3)
+    assert decode(tmp_path / name).min() > 250
+
+
+def test_heic_without_the_extra_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_heic(tmp_path / "photo.heic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed
+    with pytest.raises(
+        DataError, match=r"photo\.heic' is not a readable image \(HEIC needs an extra: pip install 'caprompt\[heic\]'\)"
+    ):
+        decode(tmp_path / "photo.heic")
+
+
+@pytest.mark.parametrize("suffix", [".jp2", ".tga", ".pbm", ".dib"])
+def test_less_usual_formats_are_read(tmp_path: Path, suffix: str) -> None:
+    Image.new("1" if suffix == ".pbm" else "RGB", (16, 16), "white").save(tmp_path / f"image{suffix}")
+    assert decode(tmp_path / f"image{suffix}").min() == 255
+
+
+# -- files that are not regular ------------------------------------------------------------------------------------------------
+
+
+def test_fifo_and_devices_are_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "endless.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "endless.png"):
+        for function in (decode, hash_image):
+            with pytest.raises(DataError, match=rf"{name}' .*it is not a regular file"):
+                function(tmp_path / name)
+
+
+def test_dangling_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(DataError, match=r"there is no image file '.*a\.png' \(it is a link to a file that does not exist\)"):
+        decode(tmp_path / "a.png")
+
+
+# -- large images --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16", "CMYK"])
+@pytest.mark.parametrize("shrink_to", [None, 40])
+def test_large_images_are_converted_in_strips_to_the_same_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise, mode: str, shrink_to: int | None
+) -> None:
+    """Up to twice the final size nothing is reduced before the resize, so that every bit is the same."""
+    image = Image.fromarray(noise(0, 75, 97)).convert("L" if mode == "I;16" else "RGBA" if mode in ("LA", "RGBA") else "RGB")
+    image = image.convert(mode)
+    if mode in ("LA", "RGBA"):
+        image.putalpha(Image.fromarray(noise(1, 75, 97)[:, :, 0]))
+    image.save(tmp_path / "a.tif")
+    whole = decode(tmp_path / "a.tif", shrink_to)
+    monkeypatch.setattr(images, "LARGE_PIXELS", 1000)
+    monkeypatch.setattr(images, "STRIP_PIXELS", 500)
+    np.testing.assert_array_equal(decode(tmp_path / "a.tif", shrink_to), whole)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_large_images_are_reduced_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orientation: int) -> None:
+    rows, columns = np.mgrid[0:400, 0:700]
+    pixels = np.stack([rows * 255 // 400, columns * 255 // 700, (rows + columns) % 256 // 2], axis=2).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    whole = decode(tmp_path / "a.png", 50)
+    monkeypatch.setattr(images, "LARGE_PIXELS", 1000)
+    reduced = decode(tmp_path / "a.png", 50)
+    assert reduced.shape == whole.shape
+    assert np.abs(reduced[2:-2, 2:-2, :2].astype(int) - whole[2:-2, 2:-2, :2]).max() <= 3
+
+
+MEASURE = """
+import re, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from caprompt.data.images import decode
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) / 1024
+
+before = peak()
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda path: decode(Path(path), shrink_to=256), sys.argv[1:]))
+print(peak() - before)
+"""
+
+
+def measure_megabytes(paths: list[Path]) -> float:
+    """Return by how much decoding these files in four threads raises the peak memory of a process."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("peak memory is measured on Linux only")
+    done = subprocess.run([sys.executable, "-c", MEASURE, *map(str, paths)], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_for_tiny_files_of_huge_images_in_threads(tmp_path: Path) -> None:
+    """44 bytes that claim 88 million pixels: converted at once they would take 1.4 GB, in each thread."""
+    screen = b"GIF89a" + struct.pack("<HH", 9400, 9400) + b"\x80\0\0" + b"\xff\0\0\0\0\xff"
+    frame = b"!\xf9\x04\x01\0\0\0\0\0," + struct.pack("<HHHH", 0, 0, 1, 1) + b"\0\x02\x02D\x01\0;"
+    for name in ("a.gif", "b.gif", "c.gif"):
+        (tmp_path / name).write_bytes(screen + frame)
+    assert measure_megabytes(sorted(tmp_path.iterdir())) < 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_memory_is_bounded_for_huge_png_files_in_threads(tmp_path: Path, mode: str) -> None:
+    options = {"transparency": b"\x80"} if mode == "P" else {}
+    Image.new(mode, (9000, 9000), 0).save(tmp_path / "0.png", **options)
+    for number in range(1, 4):
+        os.link(tmp_path / "0.png", tmp_path / f"{number}.png")
+    assert measure_megabytes(sorted(tmp_path.iterdir())) < 600

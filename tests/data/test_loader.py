@@ -154,3 +154,27 @@ def test_invalid_arguments_raise(samples: Samples) -> None:
         next(iter_batches(samples, [0], EVAL, ImageCache(), 4, seed=None, shuffle=False))
     with pytest.raises(ValueError, match="needs a seed"):
         next(iter_batches(samples, range(12), EVAL, ImageCache(), 4, seed=None, shuffle=True))
+
+
+def test_a_long_image_does_not_pad_a_whole_batch(noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image of 10 x 2000 and one of 2000 x 10 would pad every image of the batch to 2000 x 2000."""
+    shapes = [(10, 12), (10, 2000), (2000, 10), (12, 10)]
+    samples = Samples(tuple(noise(seed, *shape) for seed, shape in enumerate(shapes)), ("a",) * 4)
+    cache, cpu, sizes = ImageCache(), torch.device("cpu"), []
+
+    def record_size(pixels: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        sizes.append(pixels.numel())
+        return render_batch(pixels, *arguments)
+
+    monkeypatch.setattr(loader, "render_batch", record_size)
+    monkeypatch.setattr(loader, "RENDER_BYTES", 100_000)
+    ((streamed, _),) = iter_streamed_batches(samples, range(4), EVAL, cache, 4, device=cpu)
+    ((pillow, _),) = iter_batches(samples, range(4), EVAL, cache, 4, seed=None, shuffle=False)
+    assert sum(sizes) < 20_000
+    assert (streamed - pillow).abs().max() < 0.05
+    sizes.clear()
+    gpu_cache = GPUImageCache(map(cache.get, samples.images), cpu)
+    ((cached, _),) = iter_cached_batches(gpu_cache, range(4), TRAIN, 4, seed=[4])
+    ((pillow, _),) = iter_batches(samples, range(4), TRAIN, cache, 4, seed=[4], shuffle=True)
+    assert max(sizes) <= 100_000
+    assert (cached - pillow).abs().max() < 0.05

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -61,3 +62,10 @@ def test_select_per_class() -> None:
     few = Samples(images, ("cat", "cat", "dog", "cat", "dog", "cow")).select_per_class(1)
     assert few.labels == ("cat", "dog", "cow")
     assert [int(np.asarray(image)[0, 0]) for image in few.images] == [0, 2, 5]
+
+
+def test_composed_and_decomposed_labels_are_one_class() -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Löwe") for form in ("NFC", "NFD"))
+    samples = Samples((pixel(0), pixel(1)), (composed, decomposed))
+    assert samples.labels == (composed, composed)
+    assert samples.counts() == {composed: 2}

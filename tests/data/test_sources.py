@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +10,12 @@ import pytest
 from helpers import write_squares
 from PIL import Image
 
+from caprompt.data.datasets.registry import load_dataset
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.samples import Samples
-from caprompt.data.sources import list_images, read_source
+from caprompt.data.sources import collect_images, list_images, read_source
 from caprompt.data.validation import validate_images
-from caprompt.errors import DataError, InputError
+from caprompt.errors import CapromptWarning, DataError, InputError
 
 
 def test_folder_per_class_in_natural_order(photos: Path) -> None:
@@ -46,7 +49,7 @@ def test_images_next_to_class_folders_are_reported(photos: Path) -> None:
 def test_invalid_folders_raise(tmp_path: Path, photos: Path) -> None:
     with pytest.raises(DataError, match=r"there is no folder or CSV file '.*nowhere'"):
         read_source(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="one folder per class"):
+    with pytest.raises(DataError, match=r"give '.*photos', in which there is a folder per class"):
         read_source(photos / "class1")
     (tmp_path / "void").mkdir()
     with pytest.raises(DataError, match="void' has no class folders; make one folder"):
@@ -120,7 +123,7 @@ def test_arrays_pillow_images_and_paths_in_memory(photos: Path, noise) -> None:
     [
         ([np.zeros((2, 2))], ["a", "b"], "1 images but 2 labels"),
         ([np.zeros((2, 2))], [1.5], "label 0 is a float"),
-        ([b"bytes"], ["a"], "image 0 is a bytes"),
+        ([None], ["a"], "image 0 is a NoneType"),
         ([], [], "no images"),
     ],
 )
@@ -147,9 +150,34 @@ def test_duplicates_are_allowed_within_a_class_but_not_across_classes(photos: Pa
 def test_list_images_searches_folders_at_any_depth_in_order(tmp_path: Path) -> None:
     write_squares(tmp_path / "a" / "deep", ["red"], each=2)
     (tmp_path / "a" / "notes.txt").write_text("x")
-    assert [path.name for path in list_images([tmp_path / "a", Path("single.png")])] == ["000.png", "001.png", "single.png"]
+    with pytest.warns(CapromptWarning, match=r"notes\.txt"):
+        assert [path.name for path in list_images([tmp_path / "a", Path("single.png")])] == ["000.png", "001.png", "single.png"]
     (tmp_path / "void").mkdir()
     with pytest.raises(DataError, match="there is no image in the folder"):
         list_images([tmp_path / "void"])
     with pytest.raises(InputError, match="no image was given"):
         list_images([])
+
+
+def test_files_that_are_not_images_are_named_in_a_warning(tmp_path: Path) -> None:
+    write_squares(tmp_path, ["red"], each=1)
+    (tmp_path / "red" / "000.png").rename(tmp_path / "red" / "photo")
+    (tmp_path / "red" / "notes.txt").write_text("x")
+    with pytest.warns(CapromptWarning, match=r"ignored 1 file that is not an image in a known format: .*notes\.txt"):
+        images = list_images([tmp_path])
+    assert [path.name for path in images] == ["photo"]
+    assert collect_images([tmp_path]) == (images, [tmp_path / "red" / "notes.txt"])
+
+
+def test_csv_that_is_a_fifo_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list.csv")
+    with pytest.raises(DataError, match=r"list\.csv' is neither a folder nor a \.csv or \.json file"):
+        read_source(tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(
+    "read", [read_source, lambda path: list_images([Path(path)]), load_dataset], ids=["source", "images", "dataset"]
+)
+def test_home_of_an_unknown_user(read: Callable[[str], object]) -> None:
+    with pytest.raises(InputError, match="'~nosuchuser/photos' is in the home folder of a user who does not exist"):
+        read("~nosuchuser/photos")

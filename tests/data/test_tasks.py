@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,3 +120,8 @@ def test_image_with_two_labels_stays_in_training() -> None:
         train, held_out = hold_out(Samples(images, ("a",) * 8 + ("b",) * 8), 0.5, seed)
         assert len(train) + len(held_out) == 16
         assert not set(get_ids(train)) & set(get_ids(held_out))
+
+
+def test_names_of_tasks_match_in_any_unicode_form() -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Löwe") for form in ("NFC", "NFD"))
+    assert split_tasks(["cat", composed], [[decomposed], ["cat"]]) == [[composed], ["cat"]]

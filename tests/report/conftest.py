@@ -2,11 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers import QUICK, write_squares
+from helpers import QUICK, square, write_images, write_squares
+from PIL import Image
 
+from caprompt import ContinualClassifier
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
+from caprompt.report import evaluate_model
+from caprompt.report.model_data import ModelRecord
 
 COLORS = ("red", "green", "blue", "yellow", "cyan", "orange")
 
@@ -27,3 +32,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
     }.items():
         run_experiment(config.model_copy(update=changes), folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def record(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> ModelRecord:
+    """A model of two tasks, tested on images of which some are labeled wrongly, and one class has none. Read-only."""
+    folder = tmp_path_factory.mktemp("taught")
+    model = ContinualClassifier("ncm", backbone)
+    model.learn(write_squares(folder / "week1", ["red", "green", "blue"]))
+    model.learn(write_squares(folder / "week2", ["yellow", "white"]))
+    test = write_squares(folder / "test", ["red", "green", "blue", "cyan"], each=4, start=50)
+    write_squares(test, ["yellow"], each=1, start=50)
+    for number in (90, 91):
+        Image.fromarray(square("red", number)).save(test / "green" / f"{number}.png")
+    return evaluate_model(model, test, "pets")
+
+
+@pytest.fixture(scope="session")
+def long_named(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> ModelRecord:
+    """A model of 45 classes with long names, all of whose test images are labeled wrongly. Read-only."""
+    folder = tmp_path_factory.mktemp("long")
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (8, 8, 3), dtype=np.uint8) for _ in range(45)]
+    names = [f"a_very_long_name_without_any_blank_{number}" for number in range(45)]
+    model = ContinualClassifier("ncm", backbone)
+    model.learn((images, names))
+    return evaluate_model(model, write_images(folder, images[1:], names[:-1]), "pets_with_a_very_long_name_without_any_blank")

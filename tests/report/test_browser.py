@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from caprompt.report import write_report
+from caprompt.report import render, write_model_report, write_report
+from caprompt.report.model_data import ModelRecord
+from caprompt.report.run_data import load_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
 
 WIDTHS = (390, 1440)
-KINDS = {"one": ["plain"], "several": ["seed0", "seed1", "plain"], "leak": ["leak"], "joint": ["joint"]}
+RUNS = {"one": ["plain"], "several": ["seed0", "seed1", "plain"], "leak": ["leak"], "joint": ["joint"]}
+KINDS = (*RUNS, "model", "long")
 
 
 def find_chromium() -> str:
@@ -36,10 +40,12 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def files(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(runs: Path, record: ModelRecord, long_named: ModelRecord, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("pages")
-    for kind, names in KINDS.items():
+    for kind, names in RUNS.items():
         write_report([runs / name for name in names], folder / f"{kind}.html")
+    write_model_report(record, folder / "model.html")
+    write_model_report(long_named, folder / "long.html")
     return {kind: (folder / f"{kind}.html").as_uri() for kind in KINDS}
 
 
@@ -69,6 +75,41 @@ def test_page_opens_offline_and_fits_the_width(browser: Any, files: dict[str, st
         assert box["x"] + box["width"] <= width
     assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     assert problems == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_captions_stay_within_their_boxes(browser: Any, files: dict[str, str], kind: str, width: int) -> None:
+    """Text of captions neither leaves the part of a table that is seen, nor runs into the next image."""
+    page, _ = open_page(browser, files[kind], width)
+    outside = """() => [...document.querySelectorAll('caption span, figcaption, .tiles dd, .tiles dt')].filter(each => {
+        const box = each.closest('.scroll, li, figure, .tiles > div').getBoundingClientRect(), own = each.getBoundingClientRect();
+        return own.left < box.left - 1 || own.right > box.right + 1 || each.scrollWidth > each.clientWidth + 1;
+    }).map(each => each.textContent)"""
+    assert page.evaluate(outside) == []
+    overlapping = """() => { const boxes = [...document.querySelectorAll('.gallery li')].map(each => {
+        const range = document.createRange(); range.selectNodeContents(each); return range.getBoundingClientRect(); });
+        return boxes.filter((a, i) => boxes.some((b, j) => i < j
+            && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length; }"""
+    assert page.evaluate(overlapping) == 0
+
+
+@pytest.mark.parametrize("kind", ["one", "model", "long"])
+def test_confused_classes_are_not_cut_on_a_desktop(browser: Any, files: dict[str, str], kind: str) -> None:
+    page, _ = open_page(browser, files[kind])
+    region = page.get_by_role("region", name="Most confused classes")
+    assert region.evaluate("each => each.scrollWidth <= each.clientWidth")
+    assert region.locator("thead th").all_inner_texts()[2].startswith("images")
+
+
+def test_metrics_of_a_run_with_a_long_name_are_not_cut_on_a_desktop(browser: Any, runs: Path, tmp_path: Path) -> None:
+    (run,) = load_runs([runs / "seed0"])
+    page = render([replace(run, name="beetles-caprompt-vit_mini_patch8_64.tin200_distilled-seed0")])
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    opened, _ = open_page(browser, (tmp_path / "page.html").as_uri())
+    for name in ("All metrics", "Cost of each run"):
+        region = opened.get_by_role("region", name=name)
+        assert region.evaluate("each => each.scrollWidth <= each.clientWidth"), name
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

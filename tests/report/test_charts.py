@@ -7,7 +7,17 @@ from itertools import pairwise
 import pytest
 from markupsafe import Markup
 
-from caprompt.report.charts import HEIGHT, WIDTH, Series, color_cell, draw_bar_chart, draw_legend, draw_line_chart
+from caprompt.metrics import compute_reliability
+from caprompt.report.charts import (
+    HEIGHT,
+    WIDTH,
+    Series,
+    color_cell,
+    draw_bar_chart,
+    draw_legend,
+    draw_line_chart,
+    draw_reliability_diagram,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -66,6 +76,17 @@ def test_bars_are_proportional_to_values_and_may_be_negative() -> None:
     assert float(longer.attrib["width"]) == pytest.approx(2 * float(shorter.attrib["width"]), abs=0.2)
     assert float(shorter.attrib["x"]) < float(longer.attrib["x"])
     assert [text.text for text in figure.findall(f"{SVG}text[@class='end']")] == ["10.0", "-5.0"]
+
+
+def test_reliability_diagram_has_a_bar_and_an_interval_for_each_bin_with_images() -> None:
+    bins = compute_reliability([0.1, 0.5, 0.95, 0.97], [False, True, True, False])
+    figure = parse(draw_reliability_diagram(bins, "Accuracy by score"))
+    bars = figure.findall(f"{SVG}rect")
+    assert [float(bar.attrib["height"]) for bar in bars] == pytest.approx([0.0, 232.0, 116.0], abs=0.1)
+    assert len(figure.findall(f"{SVG}line[@class='line c0']")) == len(figure.findall(f"{SVG}g")) == 3
+    (diagonal,) = figure.findall(f"{SVG}line[@class='diagonal']")
+    assert float(diagonal.attrib["y1"]) > float(diagonal.attrib["y2"])
+    assert figure.attrib["aria-label"].startswith("Accuracy by score. score 10.0, accuracy 0.0, 1 images; score 50.0")
 
 
 def test_names_are_escaped() -> None:

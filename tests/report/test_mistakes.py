@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from caprompt.experiments.artifacts import FinalPredictions
+from caprompt.metrics import compute_interval
 from caprompt.report.mistakes import compute_class_metrics, find_confused_pairs, find_worst_mistakes
 
 PREDICTIONS = FinalPredictions(
@@ -29,7 +32,7 @@ def test_most_confident_mistakes_come_first() -> None:
 
 def test_pairs_are_sorted_by_frequency() -> None:
     first, second, third = find_confused_pairs(PREDICTIONS, 5)
-    assert (first.true, first.predicted, first.count, first.share) == ("cat", "dog", 2, 50.0)
+    assert (first.true, first.predicted, first.count, first.images) == ("cat", "dog", 2, 4)
     assert [mistake.image for mistake in first.examples] == [2, 1]
     assert {(pair.true, pair.predicted) for pair in (second, third)} == {("dog", "cat"), ("cat", "cow")}
     assert len(find_confused_pairs(PREDICTIONS, 1)) == 1
@@ -42,3 +45,13 @@ def test_class_metrics_are_in_the_order_of_learning() -> None:
     assert (cat.task, cat.accuracy, cat.precision) == (2, 25.0, 50.0)
     assert (dog.images, dog.accuracy) == (2, 50.0)
     assert dog.precision == pytest.approx(100 / 3)
+
+
+def test_class_without_test_images_has_no_accuracy() -> None:
+    *_, owl = compute_class_metrics(replace(PREDICTIONS, classes=("cat", "dog", "cow", "owl")), [["cat", "dog", "cow"], ["owl"]])
+    assert (owl.images, owl.accuracy, owl.interval, owl.precision) == (0, None, (0.0, 100.0), None)
+
+
+def test_class_metrics_have_intervals() -> None:
+    (cat, *_) = compute_class_metrics(PREDICTIONS, [["cat", "dog", "cow"]])
+    assert cat.interval == compute_interval(1, 4)

@@ -15,17 +15,21 @@ import html5lib
 import pytest
 
 from caprompt.errors import InputError
+from caprompt.metrics import format_interval
 from caprompt.report import page as page_module
-from caprompt.report import render, write_report
+from caprompt.report import render, render_model, write_model_report, write_report
+from caprompt.report.model_data import ModelRecord
 from caprompt.report.run_data import RunRecord, load_runs
 
 HTML = "{http://www.w3.org/1999/xhtml}"
-KINDS = {"one": ["seed0"], "several": ["seed0", "seed1", "plain"], "leak": ["leak"], "joint": ["joint"]}
+RUNS = {"one": ["seed0"], "several": ["seed0", "seed1", "plain"], "leak": ["leak"], "joint": ["joint"]}
+KINDS = (*RUNS, "model", "long")
 
 
 @pytest.fixture(scope="session")
-def pages(runs: Path) -> dict[str, str]:
-    return {kind: render(load_runs([runs / name for name in names])) for kind, names in KINDS.items()}
+def pages(runs: Path, record: ModelRecord, long_named: ModelRecord) -> dict[str, str]:
+    pages = {kind: render(load_runs([runs / name for name in names])) for kind, names in RUNS.items()}
+    return {**pages, "model": render_model(record), "long": render_model(long_named)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,13 +46,13 @@ def test_structure(pages: dict[str, str], kind: str) -> None:
     assert links[0] == "#main"  # the skip link comes first
     assert {link.removeprefix("#") for link in links} <= set(ids)
     for table in document.iter(f"{HTML}table"):
-        assert table.findtext(f"{HTML}caption")
+        assert table.findtext(f"{HTML}caption/{HTML}span")
         assert all(header.attrib["scope"] in ("col", "row") for header in table.iter(f"{HTML}th"))
         widths = {len(list(row)) for row in table.iter(f"{HTML}tr")}
         assert len(widths) == 1
     assert all(image.attrib["alt"] for image in document.iter(f"{HTML}img"))
     figures = [svg for svg in document.iter("{http://www.w3.org/2000/svg}svg") if svg.attrib.get("role") == "img"]
-    assert bool(figures) == (kind != "joint")
+    assert figures
     assert all(svg.attrib["aria-label"] for svg in figures)
 
 
@@ -78,6 +82,10 @@ def test_page_has_every_metric_of_a_run(runs: Path, pages: dict[str, str]) -> No
     assert run.plan["environment"]["torch"] in pages["one"]
     assert run.plan["backbone"]["sha256"][:16] in pages["one"]
     assert f"{run.cost['trained_parameters']:,}" in pages["one"]
+    assert "24 test images</dd>" in pages["one"]
+    assert "Reliability of scores" in pages["one"]
+    for images in run.results.rows[-1].images:
+        assert f"({images} test images; at the end, 95 % interval " in pages["one"]
 
 
 def test_protocol_comes_before_any_metric(pages: dict[str, str]) -> None:
@@ -133,6 +141,49 @@ def test_audit_is_shown(runs: Path) -> None:
     bad = render([replace(run, audit={**audit, "clean": False})])
     assert "these metrics are not valid" in bad
     assert bad.index("the audit found predictions that change") < bad.index("<h2")
+
+
+def test_page_of_a_model_has_its_metrics(record: ModelRecord, pages: dict[str, str]) -> None:
+    text, evaluation = pages["model"], record.evaluation
+    assert "<h1>pets: ncm</h1>" in text
+    assert f"95 % interval {format_interval(evaluation.interval)}, 15 test images" in text
+    assert f"{len(evaluation.mistakes)} of 15 test images are misclassified." in text
+    assert "class &#39;cyan&#39; (4 images) has not been learned; left out" in text
+    assert f"{evaluation.calibration_error:.1f} points apart" in text
+    assert 'alt="test image 90.png, of class green"' in text
+    assert record.model.backbone.sha256[:16] in text
+    for part in ("What it has learned", "Classes", "Mistakes", "Confusion matrix", "Reliability of scores", "Task weights"):
+        assert f">{part}</h2>" in text
+    count = evaluation.confusion["green"]["red"]
+    assert f"<td>{count} of 6</td>" in text
+
+
+def test_model_without_mistakes_has_no_panel_of_them(record: ModelRecord) -> None:
+    right = replace(record, predictions=replace(record.predictions, answer=record.predictions.true))
+    text = render_model(right)
+    assert "Mistakes" not in text
+    assert "Confusion matrix" in text
+
+
+def test_matrix_of_many_classes_is_cut(pages: dict[str, str]) -> None:
+    assert "20 of 45 classes with the most mistakes" in pages["long"]
+    assert pages["long"].count('class="upright"') == 22  # with the columns "other classes" and "all"
+    assert 'class="scroll long"' in pages["long"]  # the table of all classes
+    assert 'class="scroll long"' not in pages["model"]
+
+
+def test_images_of_a_model_are_left_out_on_request_or_if_too_large(
+    record: ModelRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model_report(record, tmp_path / "page.html", images=False)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<img " not in text
+    assert "90.png" not in text
+    assert "left out on request" in text
+    monkeypatch.setattr(page_module, "MAX_BYTES", 10_000)
+    assert "larger than 3 MB" in render_model(record)
+    with pytest.raises(InputError, match="is a folder; give the path of the HTML file"):
+        write_model_report(record, tmp_path)
 
 
 def test_file_is_written_atomically(runs: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from caprompt.metrics import METRICS
+from caprompt.metrics import METRICS, compute_interval, format_interval
 from caprompt.report import tables
 from caprompt.report.run_data import load_runs
 
@@ -13,12 +13,27 @@ from caprompt.report.run_data import load_runs
 def test_summary_has_a_row_per_run(runs: Path) -> None:
     records = load_runs([runs / "seed0", runs / "plain"])
     table = tables.make_summary_table(records)
-    assert table.columns == ["run", "method", "seed", *(metric.label for metric in METRICS.values())]
+    labels = [metric.label for metric in METRICS.values()]
+    assert table.columns == ["run", "method", "seed", *labels, "pooled, 95 % interval"]
+    assert table.caption == "Metrics of every run, in percent, on 24 test images"
     assert table.columns[3] == "ACC"
     assert list(METRICS) == list(records[0].results.summary())
     for record, row in zip(records, table.rows, strict=True):
         assert row[:3] == [record.name, record.config.method, "0"]
         assert row[3] == f"{record.results.summary()['ACC']:.1f}"
+        assert record.predictions is not None
+        correct = int((record.predictions.true == record.predictions.answer).sum())
+        assert row[-1] == format_interval(compute_interval(correct, 24))
+
+
+def test_summary_of_runs_with_different_numbers_of_test_images(runs: Path) -> None:
+    one, other = load_runs([runs / "seed0", runs / "plain"])
+    last = other.results.rows[-1]
+    rows = [*other.results.rows[:-1], replace(last, images=(10, *last.images[1:]))]
+    table = tables.make_summary_table([one, replace(other, results=replace(other.results, rows=rows))])
+    assert table.columns[-1] == "test images"
+    assert [row[-1] for row in table.rows] == ["24", "26"]
+    assert table.caption == "Metrics of every run, in percent"
 
 
 def test_means_are_over_seeds_only(runs: Path) -> None:
@@ -65,6 +80,8 @@ def test_classes_and_audit(runs: Path) -> None:
     (record,) = load_runs([runs / "seed0"])
     rows = tables.make_classes_table(record).rows
     assert [row[0] for row in rows] == [name for task in record.results.tasks for name in task]
+    assert {row[3] for row in rows} == {"4"}
+    assert all(" to " in row[2] for row in rows)
     arrangement = {"name": "alone", "accuracy": 90.0, "average_accuracy": 91.0, "changed": 0, "largest_difference": 0.0}
     audit = tables.make_audit_table({"images": 3, "arrangements": [arrangement]})
     assert list(audit.rows[0]) == ["alone", "90.00", "91.00", "0", "0.0e+00"]

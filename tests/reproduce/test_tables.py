@@ -48,6 +48,33 @@ def test_latex_is_escaped() -> None:
     assert text.count(r"\begin") == text.count(r"\end") == 2
 
 
+def make_label_table(label: str) -> ResultTable:
+    return ResultTable("t", ("class",), TABLE.columns[:1], (Line((label,), "ours", "honest", (MeanStd(-1.5),)),))
+
+
+@pytest.mark.parametrize(
+    ("label", "latex"),
+    [
+        ("{a}", r"\{a\}"),
+        ("$x$", r"\$x\$"),
+        ("2^3", r"2\textasciicircum{}3"),
+        ("~tilde", r"\textasciitilde{}tilde"),
+        ("back\\slash{}", r"back\textbackslash{}slash\{\}"),
+        (r"\&_#%", r"\textbackslash{}\&\_\#\%"),
+        ("a <= b", r"a $\le$ b"),
+    ],
+)
+def test_characters_with_a_meaning_in_latex_are_escaped(label: str, latex: str) -> None:
+    assert f"{latex} & ours & honest & -1.50" in to_latex(make_label_table(label))
+
+
+@pytest.mark.parametrize("label", ["=1+1", "@cmd", "+x", "-x"])
+def test_csv_holds_no_formula(label: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(to_csv(make_label_table(label))))
+    assert row["class"] == f"'{label}"
+    assert row["mean"] == "-1.5"
+
+
 def test_terminal_shows_everything() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(make_result_table(TABLE))

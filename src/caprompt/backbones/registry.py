@@ -23,6 +23,7 @@ from urllib.request import getproxies
 from caprompt.backbones.constants import CLIP_MEAN, CLIP_STD, HALF_MEAN, HALF_STD, IMAGENET_MEAN, IMAGENET_STD
 from caprompt.backbones.vit import ViTConfig
 from caprompt.errors import InputError, first_line
+from caprompt.utils.paths import expand_user
 
 __all__ = ["MODELS", "SUFFIXES", "Model", "find_file", "find_local_file", "get_backbones_directory", "identify_model"]
 
@@ -95,7 +96,7 @@ MODELS = {
 
 def get_backbones_directory() -> Path:
     """Return the directory that users put weights files into."""
-    return Path(os.environ.get("CAPROMPT_BACKBONES") or "~/.cache/caprompt/backbones").expanduser()
+    return expand_user(os.environ.get("CAPROMPT_BACKBONES") or "~/.cache/caprompt/backbones")
 
 
 def find_local_file(model: Model) -> Path | None:

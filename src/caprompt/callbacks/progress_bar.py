@@ -1,7 +1,8 @@
-"""Progress bar of training: position, loss terms, images per second, time left. Silent without a terminal."""
+"""Progress bar of training, in a terminal or a notebook: position, loss terms, images per second, time left."""
 
 from __future__ import annotations
 
+import io
 import time
 from types import TracebackType
 
@@ -10,15 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 
-__all__ = ["ProgressBar"]
+__all__ = ["NotebookBar", "ProgressBar"]
 
+NOTEBOOK_COLUMNS = 100
 REFRESH_SECONDS = 0.25  # losses are on the device, and reading them waits for it
 
 
 class ProgressBar:
-    """A callback that draws a bar: `with ProgressBar(console) as bar: model.learn(..., callbacks=bar)`."""
+    """A callback that draws a bar: `with ProgressBar(console) as bar: model.learn(..., callbacks=bar)`.
 
-    def __init__(self, console: Console) -> None:
+    It is silent without a terminal.
+    """
+
+    def __init__(self, console: Console, is_visible: bool | None = None) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -26,7 +31,8 @@ class ProgressBar:
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             TimeRemainingColumn(compact=True),
         )
-        self.bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        visible = console.is_terminal if is_visible is None else is_visible
+        self.bars = Progress(*columns, console=console, disable=not visible, transient=True)
         self.bar: TaskID | None = None
         self.started_at = self.updated_at = 0.0
         self.images = 0
@@ -81,3 +87,32 @@ class ProgressBar:
             self.bars.update(
                 self.bar, note=f"epoch {event.epoch + 1}  {losses}  {self.images / (now - self.started_at):.0f} images/s"
             )
+
+
+class NotebookBar(ProgressBar):
+    """A callback that draws the bar below the cell of a notebook that is running, and removes it at the end."""
+
+    def __init__(self) -> None:
+        self.text = io.StringIO()
+        super().__init__(Console(file=self.text, width=NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False), is_visible=True)
+        self.drawn_at = 0.0
+
+    def __enter__(self) -> NotebookBar:
+        from IPython.display import display
+
+        self.cell = display({"text/plain": ""}, raw=True, display_id=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cell.update({"text/plain": ""}, raw=True)
+
+    def __call__(self, event: Event) -> None:
+        """Update the bar, and draw it if it was not drawn just now."""
+        super().__call__(event)
+        now = time.perf_counter()
+        if now - self.drawn_at > REFRESH_SECONDS or isinstance(event, (Consolidating, LearnEnded)):
+            self.drawn_at = now
+            self.text.seek(0)
+            self.text.truncate()
+            self.bars.console.print(self.bars.get_renderable())
+            self.cell.update({"text/plain": self.text.getvalue().rstrip()}, raw=True)

@@ -1,7 +1,41 @@
-"""Model folders on disk: the file format (`folder`), and saved options, backbones and stopped calls (`model`)."""
+"""Model folders: their files (`folder`), their lock (`lock`), and saved options, backbones and stopped calls (`model`)."""
 
 from __future__ import annotations
 
-from caprompt.checkpoint.folder import CONFIG, FORMAT, STATE, Saved, discard, exists, read, read_config, write
+from caprompt.checkpoint.folder import (
+    CONFIG,
+    EVALUATION,
+    FORMAT,
+    STATE,
+    VERSIONS,
+    Saved,
+    discard,
+    exists,
+    list_files,
+    list_versions,
+    read,
+    read_config,
+    read_identity,
+    revert,
+    write,
+)
+from caprompt.checkpoint.lock import lock_folder
 
-__all__ = ["CONFIG", "FORMAT", "STATE", "Saved", "discard", "exists", "read", "read_config", "write"]
+__all__ = [
+    "CONFIG",
+    "EVALUATION",
+    "FORMAT",
+    "STATE",
+    "VERSIONS",
+    "Saved",
+    "discard",
+    "exists",
+    "list_files",
+    "list_versions",
+    "lock_folder",
+    "read",
+    "read_config",
+    "read_identity",
+    "revert",
+    "write",
+]

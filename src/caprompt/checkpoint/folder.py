@@ -1,10 +1,14 @@
-"""On-disk format of a model folder: `config.json`, `classes.json`, `metrics.jsonl`, `state.safetensors`.
+"""On-disk format of a model folder: `config.json`, `classes.json`, `metrics.jsonl`, `state.safetensors`, `records.safetensors`.
 
-A folder stays readable whenever the writer is killed. A new version is first written completely into `.next/`, which is then
-renamed to `.ready/`: with that rename the new version takes effect. Its files are then moved into place one by one.
-A reader takes each file from `.ready/` as long as it is there; a writer that finds a `.ready/` finishes the move first.
+A folder stays readable whenever the writer is killed. A new version is first written completely into a draft, `.next-.../`,
+which is then renamed to `.ready/`: with that rename the new version takes effect. Its files are then moved into place one by one.
+A reader takes each file from `.ready/` as long as it is there; a writer that finds a `.ready/` finishes the move first. There is
+one writer at a time (`lock`).
 
-`config.json` holds the SHA-256 of every file and of itself. No pickle is ever read or written.
+`versions/` holds the files of earlier versions, the newest under the highest number, so that a lesson can be undone. They are
+further names of the files that the next version replaced, so that writing them takes no time.
+
+`config.json` holds the SHA-256 of every file and of itself; the latter identifies a version. No pickle is ever read or written.
 """
 
 from __future__ import annotations
@@ -25,14 +29,34 @@ from torch import Tensor
 
 from caprompt import __version__
 from caprompt.errors import ModelFolderError
-from caprompt.utils.files import commit, encode_json, finish_commit, get_current_path
+from caprompt.utils.files import check_no_link, commit, encode_json, finish_commit, get_current_path
 
-__all__ = ["CONFIG", "FORMAT", "STATE", "Saved", "discard", "exists", "read", "read_config", "write"]
+__all__ = [
+    "CONFIG",
+    "EVALUATION",
+    "FORMAT",
+    "STATE",
+    "VERSIONS",
+    "Saved",
+    "discard",
+    "exists",
+    "list_files",
+    "list_versions",
+    "read",
+    "read_config",
+    "read_identity",
+    "revert",
+    "write",
+]
 
-FORMAT = 2  # since 2, only one triangle of the symmetric sums of ridge regression is saved
+# Since 2, only one triangle of the symmetric sums of ridge regression is saved; since 3, two classes may be joined under one name.
+FORMAT = 3
 T = TypeVar("T")
 MAX_READS = 4  # attempts to read a folder before it counts as damaged
 CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"
+EVALUATION = "evaluation.json"  # of the last evaluation of the current version, if there was one
+RECORDS = "records.safetensors"  # absent from older models
+VERSIONS = "versions"  # sub-folder with earlier versions
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,12 @@ class Saved:
     classes: Sequence[Mapping[str, Any]]
     tensors: Mapping[str, Tensor] = field(repr=False)
     metrics: Sequence[Mapping[str, Any]] = ()
+    records: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # of lessons: digests of images, calibration
+
+    @property
+    def identity(self) -> str:
+        """The hash that identifies this version of the model, once it has been read from a folder."""
+        return _hash_config(self.config)
 
 
 def exists(folder: Path) -> bool:
@@ -50,12 +80,16 @@ def exists(folder: Path) -> bool:
     return get_current_path(folder, CONFIG).is_file()
 
 
-def write(folder: Path, saved: Saved) -> None:
-    """Replace the contents of the folder by `saved`, atomically."""
+def write(folder: Path, saved: Saved, *, num_versions: int = 0) -> str:
+    """Replace the contents of the folder by `saved`, atomically, and return the identity of this version.
+
+    The version before it and up to `num_versions` - 1 earlier ones are kept in `versions/`.
+    """
     files = {
         CLASSES: encode_json(saved.classes),
         METRICS: "".join(json.dumps(record) + "\n" for record in saved.metrics).encode(),
-        STATE: dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in saved.tensors.items()}),
+        STATE: _encode_tensors(saved.tensors),
+        **({RECORDS: _encode_tensors(saved.records)} if saved.records else {}),
     }
     config = {
         "format": FORMAT,
@@ -63,7 +97,46 @@ def write(folder: Path, saved: Saved) -> None:
         **saved.config,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    commit(folder, {**files, CONFIG: encode_json({**config, "sha256": _hash_config(config)})})
+    identity = _hash_config(config)
+    if exists(folder) and read_identity(folder) == identity:
+        return identity
+    files[CONFIG] = encode_json({**config, "sha256": identity})
+    finish_commit(folder)
+    earlier = list_versions(folder)
+    links = {}
+    if num_versions and exists(folder):
+        number = earlier[-1] + 1 if earlier else 0
+        links = {f"{VERSIONS}/{number}/{name}": get_current_path(folder, name) for name in list_files(folder)}
+    surplus = earlier[: max(0, len(earlier) + bool(links) - num_versions)]
+    removed = [f"{VERSIONS}/{number}" for number in surplus] if links else [VERSIONS]
+    commit(folder, files, links=links, remove=[*removed, EVALUATION])  # the evaluation was of the version before
+    return identity
+
+
+def revert(folder: Path) -> None:
+    """Replace the model by the version before it, byte for byte; the very first one by nothing."""
+    finish_commit(folder)
+    names = list_files(folder)
+    earlier = list_versions(folder)
+    if not earlier:
+        commit(folder, {}, remove=[*names, VERSIONS])
+        return
+    previous = folder / VERSIONS / str(earlier[-1])
+    links = {path.name: path for path in sorted(previous.iterdir())}
+    gone = [name for name in names if name not in links]
+    commit(folder, {}, links=links, remove=[*gone, VERSIONS if len(earlier) == 1 else f"{VERSIONS}/{earlier[-1]}"])
+
+
+def list_files(folder: Path) -> list[str]:
+    """Return the names of the files of the current version of a model."""
+    names = [*read_config(folder)["files"], CONFIG]
+    return [*names, EVALUATION] if get_current_path(folder, EVALUATION).is_file() else names
+
+
+def list_versions(folder: Path) -> list[int]:
+    """Return the numbers of the earlier versions in a folder, the oldest first."""
+    check_no_link(folder / VERSIONS)
+    return sorted(int(path.name) for path in (folder / VERSIONS).glob("*") if path.name.isdecimal())
 
 
 def read(folder: Path) -> Saved:
@@ -74,6 +147,11 @@ def read(folder: Path) -> Saved:
 def read_config(folder: Path) -> Mapping[str, Any]:
     """Read and verify `config.json` only, without loading the tensors."""
     return _retry(_read_checked_config, folder)
+
+
+def read_identity(folder: Path) -> str:
+    """Return the hash that identifies the version of a model in a folder: equal only for equal files."""
+    return _hash_config(read_config(folder))
 
 
 def _retry(reader: Callable[[Path], T], folder: Path) -> T:
@@ -95,6 +173,7 @@ def _read(folder: Path) -> Saved:
             classes=json.loads(files[CLASSES]),
             tensors=load_tensors(files[STATE]),
             metrics=[json.loads(line) for line in files[METRICS].splitlines()],
+            records=load_tensors(files[RECORDS]) if RECORDS in files else {},
         )
     except (KeyError, ValueError, SafetensorError) as error:
         raise ModelFolderError(f"the model in '{folder}' cannot be read: {error}") from error
@@ -102,6 +181,7 @@ def _read(folder: Path) -> Saved:
 
 def discard(folder: Path) -> None:
     """Delete a model folder, `config.json` first, so that a partly deleted folder does not count as a model."""
+    check_no_link(folder)
     if folder.is_dir():
         finish_commit(folder)
         (folder / CONFIG).unlink(missing_ok=True)
@@ -135,6 +215,11 @@ def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
         raise ModelFolderError(
             f"{name} of '{folder}' is damaged or was modified and does not match its hash; restore the folder from a backup"
         )
+    return content
+
+
+def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    content: bytes = dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     return content
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from caprompt import checkpoint, methods
+from caprompt.backbones.registry import MODELS
 from caprompt.backbones.weights import Backbone, list_packaged, load_backbone
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.methods.options import validate_options
@@ -19,6 +20,7 @@ from caprompt.utils.files import compute_sha256
 
 __all__ = [
     "IN_PROGRESS",
+    "find_foreign_file",
     "get_options_for_device",
     "get_saved_options",
     "has_stopped_call",
@@ -28,6 +30,13 @@ __all__ = [
 ]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: checkpoint of the current call of `learn`, after a completed epoch
+
+
+def find_foreign_file(folder: Path) -> Path | None:
+    """Return a file because of which no model should be written to a folder: one that is neither hidden nor of a model."""
+    if not folder.is_dir() or checkpoint.exists(folder):
+        return None
+    return next((path for path in sorted(folder.iterdir()) if path.name != IN_PROGRESS and not path.name.startswith(".")), None)
 
 
 def has_stopped_call(folder: Path) -> bool:
@@ -77,10 +86,20 @@ def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Te
 
 
 def load_saved_backbone(saved: Mapping[str, str], folder: Path, override: str | Path | None) -> Backbone:
-    """Load the backbone that a model was trained on, from `override` or the saved path, and verify its hash."""
+    """Load the backbone that a model was trained on, from `override`, the package or the saved path, and verify its hash.
+
+    A model from elsewhere has no path; its backbone is then found by name.
+    """
     packaged = list_packaged().get(saved["name"])
     path = override or (packaged if packaged and compute_sha256(packaged) == saved["sha256"] else saved["path"])
-    if override is None and not Path(path).is_file():
+    if not path:
+        if saved["name"] not in MODELS:
+            raise ModelFolderError(
+                f"'{folder}' needs the backbone '{saved['name']}' (SHA-256 {saved['sha256'][:16]}...), which is not part of it; "
+                "get the weights file from its author, and pass it with backbone=..."
+            )
+        path = saved["name"]
+    elif override is None and not Path(path).is_file():
         raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{path}'; say where it is with backbone=...")
     backbone = load_backbone(path)
     if backbone.sha256 != saved["sha256"]:

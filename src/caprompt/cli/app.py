@@ -5,18 +5,24 @@ Heavy imports are inside the commands, so that `caprompt --help` is fast.
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import pkgutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 
 from caprompt import __version__
 from caprompt.cli import commands
-from caprompt.cli.console import print_error
-from caprompt.errors import CapromptError, InputError, StoppedError
+from caprompt.cli.console import print_error, print_warnings
+from caprompt.errors import CapromptError, CapromptWarning, InputError, StoppedError, did_you_mean
 
 __all__ = ["app", "main"]
 
@@ -33,6 +39,8 @@ Teach it your own photos, a folder per class, whenever there are new ones:
     caprompt predict pets cat.jpg
     caprompt evaluate pets photos/test
 """
+
+MAIN_COMMANDS = ("learn", "predict", "evaluate", "run")
 
 app = App(
     name="caprompt",
@@ -56,15 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run_command(arguments: Sequence[str]) -> int:
     # Images that are too large are rejected with our own message.
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
+    _accept_any_text()
     try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        with _print_own_warnings():
+            app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except UnknownCommandError:
+        return _fail(_describe_unknown_command(arguments), InputError.exit_code)
     except CycloptsError as error:
         return _fail(" ".join(str(error).split()), InputError.exit_code)
     except CapromptError as error:
         return _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # as in `caprompt predict ... | head`
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # Python flushes it at exit
+        return CapromptError.exit_code
     except OSError as error:
-        subject = f"'{error.filename}' cannot be used: " if error.filename else ""
-        return _fail(f"{subject}{error.strerror or error}", InputError.exit_code)
+        return _fail(_describe_os_error(error), InputError.exit_code)
     except KeyboardInterrupt:
         return _fail("Stopped.", StoppedError.exit_code)
     return 0
@@ -73,3 +87,44 @@ def _run_command(arguments: Sequence[str]) -> int:
 def _fail(message: str, status: int) -> int:
     print_error(message)
     return status
+
+
+def _accept_any_text() -> None:
+    """Print what the encoding of the terminal lacks as an escape, such as \\u732b, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _print_own_warnings() -> Iterator[None]:
+    """Print the warnings of this library as one line each; others as Python does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CapromptWarning)
+        show = warnings.showwarning
+
+        def show_warning(message: Warning | str, category: type[Warning], *details: Any, **options: Any) -> None:
+            if issubclass(category, CapromptWarning):
+                print_warnings([str(message)])
+            else:
+                show(message, category, *details, **options)
+
+        warnings.showwarning = show_warning
+        yield
+
+
+def _describe_unknown_command(arguments: Sequence[str]) -> str:
+    """Return a sentence with the commands that most users need; `caprompt --help` lists all."""
+    word, known = arguments[0], [name for name in app if not name.startswith("-")]
+    return (
+        f"unknown command '{word}'{did_you_mean(word, known)}; the most used are {', '.join(MAIN_COMMANDS)}, "
+        "and caprompt --help lists all"
+    )
+
+
+def _describe_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f"'{error.filename}' cannot be written" if error.filename else "the output cannot be written"
+        return f"{where}: {reason}; free some space and repeat the command"
+    return f"'{error.filename}' cannot be used: {reason}" if error.filename else reason

@@ -84,5 +84,14 @@ def parse_tasks(text: str) -> int | tuple[int, ...] | tuple[tuple[str, ...], ...
 
 
 def parse_cycles(text: str | None) -> dict[str, Any]:
-    """Return the options that `--cycles` sets."""
-    return {} if text is None else {"cycles": parse_value(text)}
+    """Return the options that `--cycles` sets.
+
+    >>> parse_cycles(None), parse_cycles("3"), parse_cycles("auto")
+    ({}, {'cycles': 3}, {'cycles': 'auto'})
+    """
+    if text is None or text == "auto":
+        return {} if text is None else {"cycles": text}
+    try:
+        return {"cycles": int(text)}
+    except ValueError:
+        raise OptionError(f"--cycles takes a whole number or auto, not '{text}'") from None

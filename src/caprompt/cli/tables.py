@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from caprompt.metrics import METRICS, forgetting, incremental_accuracies, mean_std
+from caprompt.metrics import METRICS, forgetting, format_interval, incremental_accuracies, mean_std
 from caprompt.protocols import format_percent_title, require_same_protocol
 from caprompt.reproduce.tables import PUBLISHED, ResultTable
+from caprompt.utils.text import escape_controls, join_names
 
 if TYPE_CHECKING:
     from caprompt.experiments.audit import Audit
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "make_audit_table",
+    "make_class_table",
     "make_evaluation_table",
     "make_prediction_table",
     "make_result_table",
@@ -75,15 +77,43 @@ def make_prediction_table(images: Sequence[str], predictions: Sequence[Predictio
     rows = []
     for image, prediction in zip(images, predictions, strict=True):
         others = ", ".join(f"{score.label} {score.score:.2f}" for score in prediction.top[1:top])
-        rows.append([image, prediction.label, f"{prediction.score:.2f}", others])
-    return make_table("", ["image", "label", "score", "next"], rows)
+        note = "none of these?" if prediction.unknown else ""
+        plausible = join_names([str(label) for label in prediction.prediction_set])
+        rows.append([escape_controls(image), str(prediction.label), f"{prediction.score:.2f}", others, note, plausible])
+    # Columns that are empty in every row are left out.
+    shown = [column for column in range(6) if column < 4 or any(row[column] for row in rows)]
+    names = ["image", "label", "score", "next", "", "one of"]
+    table = make_table("", [names[column] for column in shown], [[row[column] for column in shown] for row in rows])
+    for column in table.columns[:2]:
+        column.overflow = "fold"  # a name that is cut off might be any of several
+    return table
 
 
 def make_evaluation_table(evaluation: Evaluation) -> Table:
-    """Return the accuracy per task and overall."""
-    rows = [[str(s.task), ", ".join(s.classes), str(s.images), f"{s.accuracy:.1f}"] for s in evaluation.tasks]
-    rows.append(["all", f"mean over tasks {evaluation.average_accuracy:.1f}", str(evaluation.images), f"{evaluation.accuracy:.1f}"])
-    return make_table(format_percent_title("accuracy", evaluation.protocol), ["task", "classes", "images", "accuracy"], rows)
+    """Return the accuracy per task and overall, with its 95 % confidence interval."""
+    rows = [
+        [str(each.task), join_names(each.classes), f"{each.images:,}", f"{each.accuracy:.1f}", format_interval(each.interval)]
+        for each in evaluation.tasks
+    ]
+    mean = f"mean over tasks {evaluation.average_accuracy:.1f}"
+    rows.append(["all", mean, f"{evaluation.images:,}", f"{evaluation.accuracy:.1f}", format_interval(evaluation.interval)])
+    title = format_percent_title("accuracy", evaluation.protocol)
+    return make_table(title, ["task", "classes", "images", "accuracy", "95 % interval"], rows)
+
+
+def make_class_table(evaluation: Evaluation, names: Sequence[str]) -> Table:
+    """Return the accuracy on each of these classes, with its 95 % confidence interval and number of images."""
+    rows = [
+        [
+            name,
+            f"{evaluation.images_per_class[name]:,}",
+            f"{evaluation.per_class[name]:.1f}",
+            format_interval(evaluation.intervals[name]),
+        ]
+        for name in names
+    ]
+    title = format_percent_title("accuracy by class, the worst first", evaluation.protocol)
+    return make_table(title, ["class", "images", "accuracy", "95 % interval"], rows)
 
 
 def make_audit_table(audit: Audit) -> Table:

@@ -21,7 +21,7 @@ from torch import Tensor
 from caprompt.data.images import Pixels
 from caprompt.utils.devices import to_device
 
-__all__ = ["GPUImageCache", "stack_padded"]
+__all__ = ["GPUImageCache", "split_by_padded_bytes", "stack_padded"]
 
 MAX_HOST_BYTES = 2 * 1024**3  # bytes of pixels in RAM; beyond that they go to a file
 MAX_GPU_SHARE = 0.4  # share of the GPU's free memory that images may take
@@ -80,6 +80,22 @@ def stack_padded(images: Sequence[Pixels], device: torch.device) -> Tensor:
     for row, pixels in zip(batch, images, strict=True):
         row[: pixels.shape[0], : pixels.shape[1]] = pixels
     return to_device(torch.from_numpy(batch), device)
+
+
+def split_by_padded_bytes(shapes: Sequence[Sequence[int]], max_bytes: int) -> list[slice]:
+    """Split images of shapes (H, W, ...) into runs that take up to `max_bytes` each when padded to the largest of the run.
+
+    >>> split_by_padded_bytes([(10, 10), (10, 10), (1000, 1), (10, 10)], max_bytes=3 * 250)
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    runs: list[slice] = []
+    start = height = width = 0
+    for index, shape in enumerate(shapes):
+        height, width = max(height, shape[0]), max(width, shape[1])
+        if index > start and 3 * height * width * (index + 1 - start) > max_bytes:
+            runs.append(slice(start, index))
+            start, (height, width) = index, shape[:2]
+    return [*runs, slice(start, len(shapes))]
 
 
 def _record_shapes(images: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:

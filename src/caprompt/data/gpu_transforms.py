@@ -10,15 +10,20 @@ two steps then differs, visibly only on pure noise.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from caprompt.data.images import Pixels
 from caprompt.data.transforms import Transform, View
 from caprompt.utils.devices import to_device
 
-__all__ = ["make_resampling_weights", "render_batch"]
+__all__ = ["MAX_SHAPE_RATIO", "crop_to_view", "make_resampling_weights", "render_batch"]
+
+MAX_SHAPE_RATIO = 2  # more elongated images are cropped to what a view needs
 
 
 def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) -> Tensor:
@@ -36,6 +41,32 @@ def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) ->
     image = (image * brightness[:, None, None, None]).floor().clamp(max=255)  # Pillow truncates here
     mean, std = to_device(torch.tensor([transform.mean, transform.std]), pixels.device)[:, :, None, None].unbind(0)
     return (image / 255 - mean) / std
+
+
+def crop_to_view(pixels: Pixels, view: View, transform: Transform) -> tuple[Pixels, View]:
+    """Return the part of an elongated image that a view needs, and the same view of that part.
+
+    Images of a batch are padded to the largest, so that a single long one would make the batch huge.
+    """
+    height, width = pixels.shape[:2]
+    if max(height, width) <= MAX_SHAPE_RATIO * min(height, width):
+        return pixels, view
+    left, right = _find_support(view.box[0], view.box[2], view.resized[0], view.corner[0], transform.size)
+    top, bottom = _find_support(view.box[1], view.box[3], view.resized[1], view.corner[1], transform.size)
+    box = view.box[0] - left, view.box[1] - top, view.box[2] - left, view.box[3] - top
+    return pixels[top:bottom, left:right].copy(), replace(view, box=box)  # a copy, so that the rest is not kept
+
+
+def _find_support(start: int, end: int, resized: int, corner: int, size: int) -> tuple[int, int]:
+    """Return the range of source pixels with a weight in `make_resampling_weights`, and a few more.
+
+    >>> _find_support(0, 1000, resized=100, corner=45, size=10)
+    (425, 575)
+    """
+    scale = (end - start) / resized
+    margin = 2 * max(scale, 1) + scale / 2
+    first, last = start + corner * scale - margin, start + (corner + size) * scale + margin
+    return max(start, math.floor(first)), min(end, math.ceil(last))
 
 
 def make_resampling_weights(start: Tensor, length: Tensor, resized: Tensor, corner: Tensor, size: int, total: int) -> Tensor:

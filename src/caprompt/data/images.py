@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from functools import cache
+import os
+import stat
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from caprompt.data.byte_budget import ByteBudget
+from caprompt.data.encoded_image import EncodedImage
+from caprompt.data.formats import FORMATS, IMAGE_SUFFIXES, identify_format, list_pillow_formats
 from caprompt.errors import DataError
+from caprompt.utils.files import compute_sha256
+from caprompt.utils.memory import release_freed_memory
 
 __all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "SKIP_HINT", "ImageInput", "Pixels", "decode", "hash_image"]
 
-ImageInput: TypeAlias = Path | Image.Image | NDArray[Any]
+ImageInput: TypeAlias = Path | Image.Image | NDArray[Any] | EncodedImage
 Pixels: TypeAlias = NDArray[np.uint8]
 
-IMAGE_SUFFIXES = frozenset({".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
-# Pillow tries every parser that it has whatever the file's name, and that of EPS starts Ghostscript.
-FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 89_478_485  # Pillow's default; checked here as well, since an application may lift Pillow's limit
 MAX_ASPECT = 200  # a 1 x 100,000 strip resized to a short side of 256 would need 20 GB
+LARGE_PIXELS = 1 << 24  # from here on an image is converted in strips, since conversion takes up to 24 bytes per pixel
+STRIP_PIXELS = 1 << 22
+DECODE_BYTES = 512 * 1024**2  # memory for all decodes that run at the same time; a single one may take more
 SKIP_HINT = "; remove it, or skip unreadable images with skip_bad=True"
+
+_budget = ByteBudget(DECODE_BYTES)
 
 
 def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
@@ -32,7 +41,7 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
     An image whose short side exceeds `shrink_to` is reduced to that short side. The EXIF rotation
     is applied, transparency is composited over white, 16-bit grays are scaled to 8 bits, and of an
     animation the first frame is taken. The result may share memory with an array that was passed
-    in: do not write into it.
+    in: do not write into it. Threads that decode large images at the same time wait for each other.
 
     >>> decode(np.array([[0, 65535]], dtype=np.uint16)).tolist()
     [[[0, 0, 0], [255, 255, 255]]]
@@ -44,13 +53,14 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
             return _decode_pillow(image, shrink_to)
         return _decode_file(image, shrink_to)
     except FileNotFoundError:
-        raise DataError(f"there is no image file {_describe(image)}{SKIP_HINT}") from None
+        link = " (it is a link to a file that does not exist)" if isinstance(image, Path) and image.is_symlink() else ""
+        raise DataError(f"there is no image file {_describe(image)}{link}{SKIP_HINT}") from None
     except Exception as error:  # Pillow's parsers raise arbitrary exceptions on damaged files
         raise DataError(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
 
 
 def hash_image(image: ImageInput) -> bytes:
-    """Hash an image's content: the file's bytes for a path, the pixels otherwise.
+    """Hash an image's content: the bytes of a file, also of one in memory, else the pixels.
 
     >>> black, white = np.zeros((2, 2), np.uint8), np.full((2, 2), 255, np.uint8)
     >>> hash_image(black) == hash_image(black.copy()), hash_image(black) == hash_image(white)
@@ -58,34 +68,98 @@ def hash_image(image: ImageInput) -> bytes:
     """
     if isinstance(image, Path):
         try:
-            return hashlib.sha256(image.read_bytes()).digest()
-        except OSError as error:
+            _check_regular(image)
+            return bytes.fromhex(compute_sha256(image))
+        except (OSError, ValueError) as error:
             raise DataError(f"{_describe(image)} cannot be read ({_describe_error(error)}){SKIP_HINT}") from error
+    if isinstance(image, EncodedImage):
+        return hashlib.sha256(image.read()).digest()
     pixels = image if isinstance(image, np.ndarray) else decode(image)
     return hashlib.sha256(f"{pixels.dtype.str}{pixels.shape}".encode() + pixels.tobytes()).digest()
 
 
-@cache
-def _list_formats() -> tuple[str, ...]:
-    """Return the formats that this Pillow can read: AVIF is not in every build."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _decode_file(path: Path, shrink_to: int | None) -> Pixels:
-    with Image.open(path, formats=_list_formats()) as image:
+def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
+    if isinstance(path, Path):
+        _check_regular(path)
+    with _open_file(path) as image:
         _check_size(*image.size)
+        file_pixels = image.width * image.height
         if shrink_to is not None:
             # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; from twice the final size, the
             # quality of the result still depends on the resize only.
             image.draft(None, (2 * shrink_to, 2 * shrink_to))
-        return _decode_pillow(image, shrink_to)
+        with _budget.reserve(_estimate_bytes(image, file_pixels)):
+            try:
+                return _load_pixels(image, shrink_to)
+            finally:
+                image.close()  # frees the memory before another thread may take as much
+                if file_pixels > LARGE_PIXELS:
+                    release_freed_memory()
+
+
+def _check_regular(path: Path) -> None:
+    """Raise for a path that is no regular file: reading a FIFO or a device might never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise ValueError("it is not a regular file")
+
+
+def _open_file(path: Path | EncodedImage) -> Image.Image:
+    file = path if isinstance(path, Path) else path.open()
+    try:
+        return Image.open(file, formats=list_pillow_formats())
+    except UnidentifiedImageError:
+        other = identify_format(path)
+        if other is None or other.name in list_pillow_formats():
+            raise
+        if other.name == "HEIF":
+            _register_heif()
+        return Image.open(file, formats=(other.name,))
+
+
+def _register_heif() -> None:
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ValueError("HEIC needs an extra: pip install 'caprompt[heic]'") from None
+    pillow_heif.register_heif_opener()
 
 
 def _decode_pillow(image: Image.Image, shrink_to: int | None) -> Pixels:
     _check_size(*image.size)
+    with _budget.reserve(_estimate_bytes(image, 0)):
+        return _load_pixels(image, shrink_to)
+
+
+def _load_pixels(image: Image.Image, shrink_to: int | None) -> Pixels:
     image.load()  # before EXIF is read, so that only EXIF errors are ignored there
+    if image.width * image.height > LARGE_PIXELS:
+        return np.asarray(_shrink(_apply_rotation(_reduce_in_strips(image, shrink_to)), shrink_to))
     return np.asarray(_shrink(_convert_to_rgb(_apply_rotation(image)), shrink_to))
+
+
+def _estimate_bytes(image: Image.Image, file_pixels: int) -> int:
+    """Return the memory that decoding and converting an image takes; a JPEG may have more pixels in its file."""
+    decoder_bytes = next((each.decoder_bytes for each in FORMATS if each.name == image.format), 0)
+    if image.info.get("progressive"):
+        decoder_bytes = 6  # a progressive JPEG is held as a whole in coefficients, whatever size it is decoded at
+    pixels = image.width * image.height
+    converted = STRIP_PIXELS if pixels > LARGE_PIXELS else pixels
+    return decoder_bytes * max(pixels, file_pixels) + 4 * pixels + (4 if image.mode in ("RGB", "L") else 20) * converted
+
+
+def _reduce_in_strips(image: Image.Image, shrink_to: int | None) -> Image.Image:
+    """Convert a large image to RGB, reduced by a whole number to no less than twice `shrink_to`, with its orientation in EXIF."""
+    factor = max(1, min(image.size) // (2 * shrink_to)) if shrink_to is not None else 1
+    reduced = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
+    num_rows = max(1, STRIP_PIXELS // image.width // factor) * factor
+    for top in range(0, image.height, num_rows):
+        strip = image.crop((0, top, image.width, min(top + num_rows, image.height)))
+        reduced.paste(_convert_to_rgb(strip).reduce(factor), (0, top // factor))
+    reduced.getexif()[ExifTags.Base.Orientation] = _get_orientation(image)
+    return reduced
 
 
 def _decode_array(array: NDArray[Any], shrink_to: int | None) -> Pixels:
@@ -108,10 +182,19 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _apply_rotation(image: Image.Image) -> Image.Image:
+    if _get_orientation(image) == 1:
+        return image  # where there is nothing to rotate, Pillow would copy the image
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # without valid EXIF data there is no rotation, but the pixels are fine
         return image
+
+
+def _get_orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # the EXIF data are damaged
+        return 1
 
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
@@ -122,7 +205,7 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # Pillow would copy it
 
 
 def _shrink(image: Image.Image, short_side: int | None) -> Image.Image:
@@ -151,6 +234,8 @@ def _convert_to_uint8(values: NDArray[Any]) -> Pixels:
 def _describe(image: ImageInput) -> str:
     if isinstance(image, np.ndarray):
         return f"an array of shape {image.shape} and type {image.dtype}"
+    if isinstance(image, EncodedImage):
+        return f"an image file of {image.size} bytes in memory"
     return f"'{image}'" if isinstance(image, Path) else f"a Pillow image of mode {image.mode}, size {image.size}"
 
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprompt.data.gpu_cache import GPUImageCache, stack_padded
-from caprompt.data.gpu_transforms import render_batch
+from caprompt.data.gpu_cache import GPUImageCache, split_by_padded_bytes, stack_padded
+from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import Pixels
 from caprompt.data.prefetch import prefetch_map
@@ -29,7 +29,9 @@ from caprompt.utils.devices import to_device
 __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
 PREFETCHED_BATCHES = 2
+PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
 RENDER_CHUNK = 512  # images rendered at a time on the device
+RENDER_BYTES = 2 * 1024**3  # of pixels rendered at a time, padding included
 DECODE_CHUNK = 32  # images decoded by one thread at a time
 
 
@@ -55,7 +57,8 @@ def iter_batches(
         pixels = cache.get(samples.images[index])
         return render(pixels, _make_view(transform, pixels.shape, seed, index), transform)
 
-    with closing(prefetch_map(prepare, order.tolist(), workers, ahead=PREFETCHED_BATCHES * batch_size)) as images:
+    ahead = _limit_ahead(PREFETCHED_BATCHES * batch_size, 4 * 3 * transform.size**2, workers)
+    with closing(prefetch_map(prepare, order.tolist(), workers, ahead)) as images:
         for indices in _split_batches(order, batch_size):
             yield torch.from_numpy(np.stack(list(islice(images, batch_size)))), _select_targets(targets, indices)
 
@@ -73,16 +76,22 @@ def iter_streamed_batches(
     """Yield the same in the order of the samples, transformed on `device`; for a single pass."""
 
     def prepare(indices: NDArray[np.int64]) -> tuple[list[Pixels], list[View]]:
-        pixels = [cache.get(samples.images[index]) for index in indices]
-        return pixels, [_make_view(transform, each.shape, None, int(index)) for each, index in zip(pixels, indices, strict=True)]
+        needed = []
+        for index in indices:
+            pixels = cache.get(samples.images[index])
+            needed.append(crop_to_view(pixels, _make_view(transform, pixels.shape, None, int(index)), transform))
+        return [pixels for pixels, _ in needed], [view for _, view in needed]
 
     batches = list(_split_batches(_make_order(samples, targets, None, shuffle=False), batch_size))
     chunks = [list(_split_batches(indices, DECODE_CHUNK)) for indices in batches]  # so that several threads decode one batch
-    ahead = PREFETCHED_BATCHES * -(-batch_size // DECODE_CHUNK)
+    chunk_bytes = DECODE_CHUNK * 3 * MAX_SHAPE_RATIO * (cache.shrink_to or 4 * transform.size) ** 2
+    ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // DECODE_CHUNK), chunk_bytes, workers)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
         for indices, batch_chunks in zip(batches, chunks, strict=True):
             pixels, views = (list(chain.from_iterable(parts)) for parts in zip(*islice(prepared, len(batch_chunks)), strict=True))
-            yield render_batch(stack_padded(pixels, device), views, transform), to_device(_select_targets(targets, indices), device)
+            groups = split_by_padded_bytes([each.shape for each in pixels], RENDER_BYTES)
+            images = [render_batch(stack_padded(pixels[group], device), views[group], transform) for group in groups]
+            yield torch.cat(images), to_device(_select_targets(targets, indices), device)
 
 
 def iter_cached_batches(
@@ -101,8 +110,10 @@ def iter_cached_batches(
     chunks = list(_split_batches(order, batch_size * max(1, RENDER_CHUNK // batch_size)))
     with closing(prefetch_map(prepare, chunks, workers=1, ahead=1)) as prepared:
         for indices, views in zip(chunks, prepared, strict=True):
-            images, labels = render_batch(cache.take(indices), views, transform), _select_targets(targets, indices)
-            yield from zip(images.split(batch_size), to_device(labels, cache.device).split(batch_size), strict=True)
+            groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
+            images = torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
+            labels = to_device(_select_targets(targets, indices), cache.device)
+            yield from zip(images.split(batch_size), labels.split(batch_size), strict=True)
 
 
 def _make_order(images: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:
@@ -115,6 +126,15 @@ def _make_order(images: Sized, targets: Sequence[int], seed: Sequence[int] | Non
     if shuffle:
         np.random.default_rng(seed).shuffle(order)
     return order
+
+
+def _limit_ahead(wanted: int, item_bytes: int, workers: int) -> int:
+    """Return how many items to prepare ahead: as many as fit in memory, but at least one for each worker.
+
+    >>> _limit_ahead(128, 600_000, workers=2), _limit_ahead(16, 150_000_000, workers=2), _limit_ahead(16, 10**9, workers=2)
+    (128, 3, 2)
+    """
+    return max(workers, min(wanted, PREFETCHED_BYTES // item_bytes))
 
 
 def _split_batches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from caprompt.data.class_names import check_class_name, natural_key
+from caprompt.data.class_names import check_class_name, natural_key, normalize_class_name
 from caprompt.data.images import ImageInput, hash_image
 from caprompt.errors import DataError
 
@@ -29,10 +29,14 @@ class Samples:
     labels: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     published: bool = False  # a published benchmark, used unchanged even where its labels conflict
+    integers: frozenset[str] | None = None  # classes whose labels were integers; None for text from files, which fits both
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
             raise DataError(f"there are {len(self.images)} images but {len(self.labels)} labels; give one label for each image")
+        composed = {label: normalize_class_name(label) for label in set(self.labels)}
+        if any(label != name for label, name in composed.items()):
+            object.__setattr__(self, "labels", tuple(composed[label] for label in self.labels))
         for name in self.classes:
             check_class_name(name)
 
@@ -47,6 +51,11 @@ class Samples:
         """Distinct labels in natural order, "class2" before "class10"."""
         return tuple(sorted(set(self.labels), key=natural_key))
 
+    @cached_property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Hashes of the images' contents (`images.hash_image`)."""
+        return tuple(hash_image(image) for image in self.images)
+
     def counts(self) -> dict[str, int]:
         """Return the number of images of each class."""
         counter = Counter(self.labels)
@@ -55,7 +64,8 @@ class Samples:
     def select(self, indices: Iterable[int]) -> Samples:
         """Return the samples at these indices, in the order of the indices."""
         selected = [int(index) for index in indices]
-        return Samples(tuple(self.images[i] for i in selected), tuple(self.labels[i] for i in selected), published=self.published)
+        images, labels = tuple(self.images[i] for i in selected), tuple(self.labels[i] for i in selected)
+        return Samples(images, labels, published=self.published, integers=self.integers)
 
     def select_classes(self, names: Iterable[str]) -> Samples:
         """Return the samples of these classes, in their current order."""
@@ -79,6 +89,6 @@ class Samples:
         is still the same data.
         """
         total = hashlib.sha256()
-        for image, label in zip(self.images, self.labels, strict=True):
-            total.update(hashlib.sha256(label.encode()).digest() + hash_image(image))
+        for digest, label in zip(self.hashes, self.labels, strict=True):
+            total.update(hashlib.sha256(label.encode()).digest() + digest)
         return total.hexdigest()

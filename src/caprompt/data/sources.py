@@ -1,4 +1,4 @@
-"""Sources of labeled images: a folder per class, a CSV file, or arrays in memory.
+"""Sources of labeled images: a folder per class, a CSV file, an export of a labeling tool, arrays in memory, or a dataset.
 
 Nothing here opens an image: `read_source` lists images and labels, and `validation.validate_images`
 decodes them.
@@ -7,109 +7,103 @@ decodes them.
 from __future__ import annotations
 
 import csv
-import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-from PIL import Image
-
-from caprompt.data.class_names import check_class_name, natural_key
-from caprompt.data.images import IMAGE_SUFFIXES, ImageInput
+from caprompt.data.annotations import is_annotation_table, read_annotations
+from caprompt.data.class_names import check_class_name
+from caprompt.data.dataset_adapters import read_dataset, read_dataset_images
+from caprompt.data.folders import describe_ignored, find_images, read_class_folders
+from caprompt.data.formats import FORMAT_LIST
+from caprompt.data.image_inputs import convert_image, is_one_image
+from caprompt.data.images import ImageInput
+from caprompt.data.labels import Names, convert_labels, rename_numbers
 from caprompt.data.samples import Samples
-from caprompt.errors import DataError, InputError
+from caprompt.errors import CapromptWarning, DataError, InputError
+from caprompt.utils.paths import expand_user
 
-__all__ = ["Source", "list_images", "read_images", "read_source"]
+__all__ = ["Source", "collect_images", "list_images", "read_images", "read_source"]
 
-_SUFFIX_LIST = ", ".join(sorted(IMAGE_SUFFIXES))
-
-Source: TypeAlias = str | Path | Samples | tuple[Sequence[Any], Sequence[Any]]
+Source: TypeAlias = str | Path | Samples | tuple[Iterable[Any], Iterable[Any]] | Any  # or a dataset of another library
 
 
-def read_source(source: Source) -> Samples:
+def read_source(source: Source, names: Names | None = None) -> Samples:
     """List the labeled images of a source.
 
-    It is a folder of class folders, a CSV file (path,label), or a tuple (images, labels).
+    It is a folder of class folders, a CSV file (path,label), an export of FiftyOne or Label Studio (`annotations`), a tuple
+    (images, labels), a dataset of another library or an iterable of (image, label) (`dataset_adapters`). `names` are the names
+    of classes whose labels are numbers.
     """
     if isinstance(source, Samples):
         samples = source
     elif isinstance(source, (str, Path)):
-        samples = _read_path(Path(source).expanduser())
+        samples = _read_path(expand_user(source))
     elif isinstance(source, tuple) and len(source) == 2:
-        samples = _read_arrays(*source)
+        samples = _read_arrays(source[0], source[1], names)
     else:
-        raise DataError(f"cannot read images from a {type(source).__name__}; give a folder, a CSV file or (images, labels)")
+        samples = read_dataset(source, names)
     if not len(samples):
         raise DataError("there are no images to read; give at least one")
+    if names is not None and samples.integers is None:
+        return replace(samples, labels=rename_numbers(samples.labels, names))
     return samples
 
 
-def read_images(images: str | Path | Sequence[ImageInput | str]) -> tuple[ImageInput, ...]:
-    """Return the images that a caller of `predict` passed: a sequence of them, or the path of a file or of a folder."""
+def read_images(images: Any) -> tuple[ImageInput, ...]:
+    """Return the images that a caller of `predict` passed.
+
+    They are one image, the path of a folder, a dataset, or an iterable of images.
+    """
     if isinstance(images, (str, Path)):
-        return tuple(list_images([Path(images)]))
-    return tuple(Path(image) if isinstance(image, str) else image for image in images)
+        return tuple(list_images([expand_user(images)]))
+    if isinstance(images, Samples):
+        return images.images
+    if is_one_image(images):
+        return (convert_image(images, "the image"),)
+    return read_dataset_images(images)
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
-    """List image files: the paths that are files, and the images in folders at any depth."""
+    """List image files: the paths that are files, and the images in folders at any depth; warn about other files in these."""
+    images, ignored = collect_images(paths)
+    for message in describe_ignored(ignored):
+        warnings.warn(message, CapromptWarning, stacklevel=2)
+    return images
+
+
+def collect_images(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the image files like `list_images`, and the files in folders that are not images."""
     if not paths:
         raise InputError("no image was given; name image files or folders of images")
     images: list[Path] = []
-    for path in paths:
+    ignored: list[Path] = []
+    for path in map(expand_user, paths):
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
-            if not inside:
-                raise DataError(f"there is no image in the folder '{path}'; name one that has images ({_SUFFIX_LIST})")
-            images.extend(inside)
+            found = find_images(path)
+            if not found.images:
+                raise DataError(f"there is no image in the folder '{path}'; name one that has images ({FORMAT_LIST})")
+            images.extend(sorted(found.images))
+            ignored.extend(found.ignored)
         else:
             images.append(path)
-    return images
+    return images, ignored
 
 
 def _read_path(path: Path) -> Samples:
     if not path.exists():
         raise DataError(f"there is no folder or CSV file '{path}'; check the spelling and the current directory")
-    if not path.is_dir() and path.suffix.lower() != ".csv":
-        raise DataError(f"'{path}' is neither a folder nor a .csv file; give one of the two")
+    suffix = path.suffix.lower()
+    if not path.is_dir() and (suffix not in (".csv", ".json") or not path.is_file()):
+        raise DataError(f"'{path}' is neither a folder nor a .csv or .json file; give one of these")
     try:
-        return _read_folder(path) if path.is_dir() else _read_csv(path)
+        if path.is_dir():
+            return read_class_folders(path)
+        return read_annotations(path) if suffix == ".json" or is_annotation_table(path) else _read_csv(path)
     except OSError as error:
         raise DataError(f"'{error.filename}' cannot be read ({error.strerror}); check its permissions") from error
-
-
-def _read_folder(root: Path) -> Samples:
-    entries = sorted((e for e in root.iterdir() if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
-    folders = [entry for entry in entries if entry.is_dir()]
-    num_loose = sum(entry.suffix.lower() in IMAGE_SUFFIXES for entry in entries if entry.is_file())
-    if not folders:
-        advice = "put its images into one folder per class" if num_loose else "make one folder of images per class in it"
-        raise DataError(f"'{root}' has no class folders; {advice}")
-
-    images: list[ImageInput] = []
-    labels: list[str] = []
-    for folder in folders:
-        check_class_name(folder.name)
-        files = sorted(_walk_images(folder), key=lambda file: natural_key(file.as_posix()))
-        if not files:
-            raise DataError(f"the class folder '{folder}' has no images ({_SUFFIX_LIST}); add some or remove the folder")
-        images += files
-        labels += [folder.name] * len(files)
-    skipped = f"{num_loose} image(s) directly in '{root}' belong to no class and were skipped"
-    return Samples(tuple(images), tuple(labels), (skipped,) if num_loose else ())
-
-
-def _walk_images(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES:
-                yield Path(parent, name)
-
-
-def _raise(error: OSError) -> None:
-    raise error  # os.walk would silently skip a folder that it may not open
 
 
 def _read_csv(table: Path) -> Samples:
@@ -147,22 +141,9 @@ def _read_rows(reader: Any, table: Path) -> Iterator[tuple[str, str]]:
         raise DataError(f"line {reader.line_num} of '{table}' cannot be used: {error}") from error
 
 
-def _read_arrays(images: Sequence[Any], labels: Sequence[Any]) -> Samples:
-    inputs = tuple(_convert_image(image, index) for index, image in enumerate(images))
-    # tolist() converts the elements of an array or a tensor to Python scalars
-    names = labels.tolist() if hasattr(labels, "tolist") else labels
-    return Samples(inputs, tuple(_convert_label(label, index) for index, label in enumerate(names)))
-
-
-def _convert_image(image: Any, index: int) -> ImageInput:
-    if isinstance(image, (str, Path)):
-        return Path(image).expanduser()
-    if isinstance(image, (Image.Image, np.ndarray)):
-        return image
-    raise DataError(f"image {index} is a {type(image).__name__}; give a path, a Pillow image or a numpy array")
-
-
-def _convert_label(label: Any, index: int) -> str:
-    if isinstance(label, (str, int, np.integer)):
-        return str(label)
-    raise DataError(f"label {index} is a {type(label).__name__}; labels must be strings or integers")
+def _read_arrays(images: Iterable[Any], labels: Iterable[Any], names: Names | None) -> Samples:
+    if isinstance(images, (str, bytes)) or not hasattr(images, "__iter__"):
+        raise DataError(f"the images are a single {type(images).__name__}; give a sequence of them, and one of their labels")
+    inputs = tuple(convert_image(image, f"image {index}") for index, image in enumerate(images))
+    class_names, integers = convert_labels(labels, names)
+    return Samples(inputs, class_names, integers=integers)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from caprompt.data.class_names import natural_key
+from caprompt.data.class_names import natural_key, normalize_class_name
 from caprompt.data.duplicates import assign_content_ids
 from caprompt.data.samples import Samples
 from caprompt.errors import InputError, did_you_mean
@@ -50,7 +50,7 @@ def split_tasks(classes: Sequence[str], tasks: Tasks) -> list[list[str]]:
     if 0 < len(sizes) == len(tasks):
         return _split_by_size(classes, sizes)
     if 0 < len(named) == len(tasks):
-        return _check_names(classes, [list(task) for task in named])
+        return _check_names(classes, [[normalize_class_name(str(name)) for name in task] for task in named])
     raise InputError(f"cannot split classes into tasks by {tasks!r}; give a number, a list of sizes or lists of names")
 
 

@@ -52,10 +52,14 @@ class InputPipeline:
         """Return the mean and standard deviation that images are normalized with."""
         return NORMALIZATIONS.get(options.normalise, (self.backbone.mean, self.backbone.std))
 
+    def make_eval_transform(self, options: Options) -> EvalTransform:
+        """Return the transform of decoded images at test time."""
+        size = self.backbone.config.image_size
+        return EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
+
     def eval_batches(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:
         """Yield every image once, in order, resized and cropped as at test time."""
-        size = self.backbone.config.image_size
-        transform = EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
+        transform = self.make_eval_transform(options)
         if self.batched:
             return iter_streamed_batches(samples, targets, transform, self.cache, batch_size, device=self.device)
         return iter_batches(samples, targets, transform, self.cache, batch_size, seed=None, shuffle=False)

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprompt.classifier import ContinualClassifier, LabeledOutput
+from caprompt.errors import ModelFolderError, first_line
+from caprompt.outputs import compute_probabilities
 from caprompt.utils import files
 
 __all__ = ["COST", "PREDICTIONS", "FinalPredictions", "reset_peak_memory", "save_artifacts"]
@@ -46,19 +48,43 @@ class FinalPredictions:
     weights: NDArray[np.float16]
 
     def save(self, path: Path) -> None:
-        """Write the file, atomically and without pickle."""
+        """Write the file, atomically and without pickle; an `OSError` names it."""
         content = io.BytesIO()
         arrays = {name: np.asarray(value) for name, value in vars(self).items()}
         np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # its other keyword is not an array
-        files.write_bytes(path, content.getvalue())
+        try:
+            files.write_bytes(path, content.getvalue())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
     @classmethod
     def load(cls, path: Path) -> FinalPredictions:
-        """Read the file; a ValueError, KeyError or OSError if it is not one."""
-        with np.load(path, allow_pickle=False) as arrays:
-            classes, cycles = tuple(arrays["classes"].tolist()), tuple(arrays["cycles"].tolist())
-            others = {name: arrays[name] for name in ("true", "answer", "score", "answers", "weights")}
-        return cls(classes=classes, cycles=cycles, **others)
+        """Read the file; raise `ModelFolderError` if it cannot be read, or is damaged."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                classes, cycles = tuple(arrays["classes"].tolist()), tuple(arrays["cycles"].tolist())
+                others = {name: arrays[name] for name in ("true", "answer", "score", "answers", "weights")}
+            predictions = cls(classes=classes, cycles=cycles, **others)
+            predictions.check()
+        except OSError as error:
+            raise ModelFolderError(f"'{path}' cannot be read ({error.strerror or error})") from error
+        except Exception as error:  # of a damaged file, the parsers of zip and npy raise arbitrary exceptions
+            raise ModelFolderError(f"'{path}' is damaged ({first_line(error)}); remove it, or run the experiment again") from error
+        return predictions
+
+    def check(self) -> None:
+        """Raise ValueError if the arrays do not fit together."""
+        num_images, num_cycles = len(self.true), len(self.cycles)
+        shapes = {"answer": (num_images,), "score": (num_images,), "answers": (num_cycles, num_images)}
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"'{name}' is {getattr(self, name).shape}, not {shape}")
+        if self.weights.shape[:2] != (num_cycles, num_images) or self.weights.ndim != 3:
+            raise ValueError(f"'weights' is {self.weights.shape}, not ({num_cycles}, {num_images}, tasks)")
+        for name in ("true", "answer", "answers"):
+            indices = getattr(self, name)
+            if indices.dtype.kind not in "iu" or (indices.size and not 0 <= indices.min() <= indices.max() < len(self.classes)):
+                raise ValueError(f"'{name}' has values that are not classes")
 
 
 def save_artifacts(folder: Path, model: ContinualClassifier, test: LabeledOutput, give_task: bool) -> None:
@@ -69,7 +95,7 @@ def save_artifacts(folder: Path, model: ContinualClassifier, test: LabeledOutput
 
 def _make_predictions(model: ContinualClassifier, test: LabeledOutput, give_task: bool) -> FinalPredictions:
     logits, weights = test.output.logits.float().cpu(), test.output.task_weights.float().cpu()
-    score, predicted = logits.softmax(dim=1).max(dim=1)
+    score, predicted = compute_probabilities(test.output).float().cpu().max(dim=1)
     by_cycles = {0: (logits, weights)} if give_task else _predict_by_cycles(model, test) or {0: (logits, weights)}
     return FinalPredictions(
         classes=tuple(model.classes),

@@ -79,7 +79,14 @@ def run_experiment(
     while not results.finished:
         done = len(results.rows)
         if len(model.tasks) == done:
-            model.learn(train.select_classes(calls[done]), checkpoint_dir=folder / "model", resume=resume, callbacks=callback)
+            model.learn(
+                train.select_classes(calls[done]),
+                checkpoint_dir=folder / "model",
+                resume=resume,
+                again=True,
+                keep_versions=0,
+                callbacks=callback,
+            )
         output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task)
         row = _make_row(model, model.score_outputs(output, tasks if config.joint else None))
         results = replace(results, rows=[*results.rows, row])

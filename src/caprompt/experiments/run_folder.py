@@ -163,6 +163,8 @@ def choose_run_folder(config: RunConfig, requested: Path | None, resume: bool, s
     or, for a seed that was not started, a new one.
     """
     if requested is not None:
+        if resume and not any(requested.glob("seed*/run.json" if several else "run.json")):
+            raise InputError(f"there is no run to resume in '{requested}'; start it without resume=True")
         return requested / f"seed{config.seed}" if several else requested
     earlier: list[Path] = []
     for candidate in _iter_candidate_folders(config):

@@ -29,7 +29,7 @@ from caprompt.methods.components.effort import choose_effort
 from caprompt.methods.components.heads import Head, LinearHead
 from caprompt.methods.options import Options
 
-__all__ = ["Batches", "Method", "MethodOutput"]
+__all__ = ["Batches", "HonestScores", "Method", "MethodOutput"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
 
@@ -41,6 +41,15 @@ class MethodOutput:
     logits: Tensor  # (B, C)
     task_weights: Tensor  # (B, T), the task weights behind the logits; each row sums to one
     passes: Tensor  # (B,), number of forward passes per image
+
+
+@dataclass(frozen=True)
+class HonestScores:
+    """Logits of n images of the last call by a model that has not learned from them, for calibration."""
+
+    logits: Tensor  # (n, C); possibly of a weaker form of the model
+    optimistic: Tensor  # (n, C), as the model predicts, though it has trained on these images
+    labels: Tensor  # (n,)
 
 
 class Method(nn.Module, ABC):
@@ -70,6 +79,10 @@ class Method(nn.Module, ABC):
         self.head = LinearHead(vit.config.width) if head is None else head
         self.effort = choose_effort(options, 0, self.default_learning_rate)
         self.task_sizes: list[int] = []
+        #: Set by `consolidate` where the method can score images as if it had not learned them.
+        self.honest_scores: HonestScores | None = None
+        #: Names of the state that a model was published without: it predicts but cannot learn.
+        self.removed_state: frozenset[str] = frozenset()
         self.register_buffer("task_of_class", torch.zeros(0, dtype=torch.long), persistent=False)
 
     @property
@@ -105,6 +118,14 @@ class Method(nn.Module, ABC):
     def num_known_classes(self) -> int:
         """Number of classes of all tasks before the current one."""
         return self.num_classes - self.task_sizes[-1]
+
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """Names of state, or prefixes of names, that only learning needs; a model is published without it.
+
+        Declare it where the method stores statistics of features; `predict` must not read it.
+        """
+        return ()
 
     @property
     def can_capture_predict(self) -> bool:
@@ -167,12 +188,55 @@ class Method(nn.Module, ABC):
         membership = nn.functional.one_hot(self.task_of_class, len(self.task_sizes)).to(probabilities)  # (C, T)
         return probabilities @ membership
 
+    # -- forgetting --------------------------------------------------------------------------------
+
+    def explain_inexact(self, has_images: bool) -> str | None:
+        """Return why a class cannot be forgotten exactly, so that nothing of its images is left; None if it can.
+
+        `has_images` says whether the images of the class are given once more.
+        """
+        return "its images have trained parameters that other classes use as well"
+
+    def subtract_class(self, index: int, batches: Batches | None) -> None:
+        """Take a class's images out of sums over images of several classes, where that is possible.
+
+        `batches` are its images, if they are given once more. Its own rows are removed by
+        `removal.remove_class`.
+        """
+        return
+
+    def refit(self) -> None:
+        """Compute what follows from the learned state in closed form, after a class was removed."""
+        return
+
     def state(self) -> dict[str, Tensor]:
-        """Return the learned state: the state dict without the frozen backbone."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("vit.")}
+        """Return the learned state: the state dict without the frozen backbone and what was removed."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not self._is_left_out(name)}
+
+    def estimate_saved_bytes(self) -> int:
+        """Return about how much space the learned state will take on disk after the next call."""
+        pending = sum(getattr(module, "pending_bytes", 0) for module in self.modules())
+        return pending + sum(tensor.nbytes for tensor in self.state().values())
 
     def restore(self, task_sizes: Iterable[int], state: Mapping[str, Tensor]) -> None:
         """Grow a new method to these tasks and load a saved `state`, strictly."""
         for num_classes in task_sizes:
             self.begin_task(num_classes, torch.Generator())
-        self.load_state_dict({**{f"vit.{name}": tensor for name, tensor in self.vit.state_dict().items()}, **state})
+        left_out = {name: tensor for name, tensor in self.state_dict().items() if self._is_left_out(name)}
+        self.load_state_dict({**left_out, **state})
+
+    def _is_left_out(self, name: str) -> bool:
+        return name.startswith("vit.") or name in self.removed_state
+
+    def list_learning_state(self) -> list[str]:
+        """Return the names of the state that only learning needs."""
+        return [name for name in self.state() if any(f"{name}.".startswith(f"{part}.") for part in self.learning_state)]
+
+    def list_feature_statistics(self) -> list[str]:
+        """Return the names of state that holds statistics of the features of images.
+
+        A module names its own in an attribute `feature_statistics`.
+        """
+        modules = [(f"{path}." if path else "", module) for path, module in self.named_modules()]
+        names = {f"{prefix}{name}" for prefix, module in modules for name in getattr(module, "feature_statistics", ())}
+        return [name for name in self.state() if name in names]

@@ -35,13 +35,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
-from caprompt.methods.base import Batches, Method, MethodOutput
+from caprompt.methods.base import Batches, HonestScores, Method, MethodOutput
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
 from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
 from caprompt.methods.components.heads import CosineHead, LinearHead
 from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, PrefixOptions, draw_prompt, resolve_layers
-from caprompt.methods.components.ridge import RandomRidge
+from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.registry import register
 
@@ -119,6 +119,11 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     )
     ridge_strength: Annotated[float, Field(gt=0)] | Literal["held-out"] = Field(
         0.1, description="classifier='ridge': its lambda, relative to the inputs' mean square, or selected by held-out error"
+    )
+    keep_features: bool = Field(
+        False,
+        description="classifier='ridge': keep the features of every image, so that those of a class can be taken out again; "
+        "with few images the model is then smaller, but it reveals more of them",
     )
     ridge_scale: float = Field(20.0, gt=0, description="classifier='ridge': factor on the logits")
 
@@ -212,6 +217,7 @@ class CAPrompt(Method):
         {"training_head": "linear"},
         {"modulation": 0.0},
         {"ridge_strength": "held-out"},
+        {"keep_features": True},
     )
     options: CAPromptOptions
     head: LinearHead | CosineHead
@@ -226,12 +232,20 @@ class CAPrompt(Method):
         width, aligned = vit.config.width, options.classifier == "aligned"
         self.statistics = alignment.build_statistics(options, width) if aligned else Statistics(width)
         strength = None if options.ridge_strength == "held-out" else options.ridge_strength
-        self.ridge = None if aligned else RandomRidge(width, options.projections, strength)
+        keep = options.keep_features
+        self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep)
 
     @property
     def default_learning_rate(self) -> float:
         """The wider the backbone, the more each step of a prompt changes its features."""
         return RATE_TIMES_WIDTH / self.vit.config.width
+
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The class statistics; with the regression also its sums, and the head, which then only trains prompts."""
+        if self.ridge is None:
+            return ("statistics",)
+        return ("statistics", "head", *(f"ridge.{name}" for name in self.ridge.learning_state))
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Freeze the newest prompt and add a new one, initialized as a copy of it."""
@@ -279,7 +293,7 @@ class CAPrompt(Method):
 
     def expand_prompt(self, prompt: Tensor, stem: Stem) -> Tensor:
         """Use the same prompt for every image: (L, 2, n, D) -> (L, 2, B, n, D)."""
-        return prompt.unsqueeze(2).expand(-1, -1, len(stem.tokens), -1, -1)
+        return prompt.unsqueeze(2).expand(-1, -1, stem.tokens.shape[0], -1, -1)
 
     def classify(self, features: Tensor) -> Tensor:
         """Compute logits from the features of any pass: (B, D) -> (B, C)."""
@@ -416,15 +430,49 @@ class CAPrompt(Method):
             return
         # `prepare` has already added the first pass over new classes, except for the first task.
         needs_first_pass = is_known if len(self.task_sizes) > 1 else torch.ones_like(is_known)
-        first, second = [], []
+        first, second, every_first = [], [], []
         for images, labels in batches:
             first_features, second_features = self.extract_both_passes(images)
             selected = needs_first_pass[labels]
             first.append((first_features[selected], labels[selected]))
             second.append((second_features, labels))
+            every_first.append(first_features)
         self.statistics.observe_batches(second)
         self.ridge.partial_fit([(features, labels) for features, labels in first if len(labels)], generator)
-        self.ridge.partial_fit(second, generator)
+        factor = self.ridge.partial_fit(second, generator)
+        if factor is not None and self.options.ridge_strength != "held-out":
+            features = (torch.cat(every_first), torch.cat([features for features, _ in second]))
+            self.honest_scores = self.score_honestly(factor, *features, batches, generator)
+
+    @torch.no_grad()
+    def score_honestly(
+        self, factor: Tensor, first: Tensor, second: Tensor, batches: Batches, generator: torch.Generator
+    ) -> HonestScores:
+        """Score some images of the call as if they were left out of the regression, with a prompt that was not trained on them.
+
+        That is the prompt of the first pass, unless this is the first task; then it is none, and the regression is on these images
+        alone. Both give logits as sharp as those of the second pass for new images (docs/calibration.md). `first` and `second`
+        are the features of all images of the call, (n, D).
+        """
+        assert self.ridge is not None
+        labels = torch.cat([labels for _, labels in batches])
+        chosen = torch.randperm(len(labels), generator=generator)[:MAX_SCORED].to(labels.device)
+        honest, optimistic = self.ridge.compute_left_out(factor, first[chosen], second[chosen], labels[chosen])
+        if len(self.task_sizes) == 1:
+            unprompted = torch.cat([self.vit(self.vit.stem(images)) for images, _ in batches])[chosen]
+            honest = self.ridge.compute_left_out_alone(unprompted, labels[chosen])
+        scale = self.options.ridge_scale
+        return HonestScores(scale * honest, scale * optimistic, labels[chosen])
+
+    def subtract_class(self, index: int, batches: Batches | None) -> None:
+        """Drop the class's kept features from the regression."""
+        if self.ridge is not None and self.options.keep_features:
+            self.ridge.forget_kept(index)
+
+    def refit(self) -> None:
+        """Solve the regression again."""
+        if self.ridge is not None:
+            self.ridge.refit()
 
     @torch.no_grad()
     def extract_own_features(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -319,6 +319,11 @@ class ConvPrompt(OwnTaskMethod):
     match_before: Tensor  # match_old, flattened
     filter_counts: Tensor  # filters that each task added, (T,)
 
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The class means that the number of filters depends on."""
+        return ("prototypes",)
+
     # -- growth ------------------------------------------------------------------------------------
 
     def set_class_names(self, names: Sequence[str]) -> None:

@@ -130,7 +130,8 @@ class CPrompt(SelectedPromptMethod):
         """
         logits = F.linear(features, self.head.weight.detach(), self.head.bias.detach())
         *earlier, newest = logits.split(self.task_sizes, dim=1)
-        losses = [smoothing_loss(old, newest, self.options.temperature, self.options.margin) for old in earlier]
+        with_classes = [old for old in earlier if old.shape[1]]  # all classes of a task may have been forgotten
+        losses = [smoothing_loss(old, newest, self.options.temperature, self.options.margin) for old in with_classes]
         return torch.stack(losses).mean(dim=0)
 
 

@@ -156,6 +156,7 @@ class EvoPrompt(OwnTaskMethod):
     check_variants: ClassVar = ({"alpha": 0.0}, {"importance": "scaled"})
     options: EvoPromptOptions
     head: LinearHead
+    feature_statistics: ClassVar = ("importance_down", "importance_up")  # means of activations over images
 
     def __init__(self, vit: ViT, options: EvoPromptOptions) -> None:
         super().__init__(vit, options)
@@ -172,6 +173,11 @@ class EvoPrompt(OwnTaskMethod):
     reference_up: Tensor  # (L, n D, h)
     importance_down: Tensor  # the maximum over earlier tasks behind I_old, (L, h)
     importance_up: Tensor  # (L, n D)
+
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The class means, and the generators and importances that the next task is fused with."""
+        return ("prototypes", "reference_down", "reference_up", *self.feature_statistics)
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows; the generators are initialized with the first task."""

@@ -138,6 +138,11 @@ class HiDePrompt(SelectedPromptMethod):
         self.plain_statistics = alignment.build_statistics(options, width)  # of un-prompted features
         self.identity = TaskIdentity(width)
 
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """Both class statistics."""
+        return ("statistics", "plain_statistics")
+
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add a prompt, initialized with the previous task's mixture, which is frozen."""
         super().begin_task(num_classes, generator)

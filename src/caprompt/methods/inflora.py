@@ -57,6 +57,7 @@ __all__ = ["InfLoRA", "InfLoRAOptions", "InputMomentRecorder", "KeyValueUpdate",
 class ProtectedSubspaces(nn.Module):
     """The protected subspace of each layer's inputs, initially empty."""
 
+    feature_statistics: ClassVar = ("basis", "complement")  # principal directions of the inputs
     basis: Tensor  # (L, D, D // 2), orthonormal columns; unused columns are zero
     complement: Tensor  # (L,), whether the basis spans the complement of the protected subspace
 
@@ -170,6 +171,7 @@ class InfLoRA(OwnTaskMethod):
     options_class = InfLoRAOptions
     check_variants: ClassVar = ({"planned_tasks": 0},)
     options: InfLoRAOptions
+    feature_statistics: ClassVar = ("down",)  # principal directions of the inputs
 
     merged: Tensor  # M, of all calls so far: (L, 2 D, D)
     down: Tensor  # A, of the current call, the same for keys and values: (L, r, D)
@@ -181,6 +183,11 @@ class InfLoRA(OwnTaskMethod):
         self.register_buffer("down", torch.zeros(layers, rank, width))
         self.up = nn.Parameter(torch.zeros(layers, 2 * width, rank))  # B, of the current call
         self.protected = ProtectedSubspaces(layers, width)
+
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The subspaces of inputs, and A, which is designed anew in every call."""
+        return ("protected", "down")
 
     def logits(self, images: Tensor) -> Tensor:
         """Apply the head to the features of the updated network: (B, C)."""

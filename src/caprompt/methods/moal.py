@@ -92,6 +92,16 @@ class Moal(DirectMethod):
     steps: Tensor  # training steps of the call so far; 0 on the first task
     epoch_steps: Tensor  # training steps of one epoch
 
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The sums of the regression, the class means, and what trains the adapter."""
+        return (
+            "statistics",
+            "proxy",
+            *("mean_adapter", "before", "steps", "epoch_steps"),
+            *(f"head.{name}" for name in self.head.learning_state),
+        )
+
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add classes everywhere; the adapter is initialized with the first task."""
         super().begin_task(num_classes, generator)

@@ -50,6 +50,10 @@ class NearestClassMean(DirectMethod):
         """Merge the images into the class means, exactly as if all had come at once."""
         self.head.statistics.observe_batches((self.vit(images), labels) for images, labels in batches)
 
+    def explain_inexact(self, has_images: bool) -> str | None:
+        """A class is its mean, and nothing else."""
+        return None
+
     def logits(self, images: Tensor) -> Tensor:
         """Compute scaled cosines with the class means: (B, C)."""
         logits: Tensor = self.options.scale * self.head(self.vit(images))

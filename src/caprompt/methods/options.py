@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -102,7 +102,7 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
     caprompt.errors.UnknownOptionError: unknown option 'epoch' for caprompt (did you mean 'epochs'?); there are: batch_size, ...
     >>> validate_options(Options, {"epochs": "many"}, "caprompt")
     Traceback (most recent call last):
-    caprompt.errors.OptionError: option 'epochs' of caprompt cannot be 'many': input should be a valid integer, ...
+    caprompt.errors.OptionError: option 'epochs' of caprompt cannot be 'many': it should be a valid integer or 'auto'
     """
     known = model.model_fields
     for key in values:
@@ -111,10 +111,26 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0]) if first["loc"] else ""
-        reason = first["msg"][0].lower() + first["msg"][1:]
+        problems = error.errors()
+        key = str(problems[0]["loc"][0]) if problems[0]["loc"] else ""
+        # Of a union of types, pydantic names a problem for each.
+        reason = _join_problems([each["msg"] for each in problems if each["loc"][:1] == problems[0]["loc"][:1]])
         raise OptionError(f"option '{key}' of {owner} cannot be '{values.get(key)}': {reason}") from error
+
+
+def _join_problems(messages: Sequence[str]) -> str:
+    """Return messages of pydantic about one option as the end of a sentence.
+
+    >>> _join_problems(["Value error, needs 0 < smallest"])
+    'needs 0 < smallest'
+    >>> _join_problems(["Input should be a valid integer, unable to parse string as an integer", "Input should be 'auto'"])
+    "it should be a valid integer or 'auto'"
+    """
+    wanted = "Input should be "
+    reasons = list(dict.fromkeys(message.removeprefix("Value error, ").partition(", unable to parse")[0] for message in messages))
+    if all(reason.startswith(wanted) for reason in reasons):
+        return "it should be " + " or ".join(reason.removeprefix(wanted) for reason in reasons)
+    return " or ".join(reason[:1].lower() + reason[1:] for reason in reasons)
 
 
 def describe_options(model: type[BaseModel]) -> list[tuple[str, str, str, str]]:

@@ -112,6 +112,11 @@ class RanPAC(DirectMethod):
         """Return an empty head for the first task's classes: it trains the adapter and is not used for prediction."""
         return CosineHead(self.vit.config.width, initial=self.options.proxy_scale).to(self.device)
 
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The sums of the regression, and the head that trains the adapter."""
+        return ("proxy", *(f"head.{name}" for name in self.head.learning_state))
+
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows; the adapter and its proxy are trained on the first task, then frozen."""
         super().begin_task(num_classes, generator)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import pkgutil
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
 from caprompt.backbones.vit import ViT
-from caprompt.errors import CapromptError, UnknownNameError, first_line
+from caprompt.errors import CapromptError, CapromptWarning, UnknownNameError, first_line
 from caprompt.methods.base import Method
 from caprompt.methods.options import validate_options
 
@@ -26,6 +27,7 @@ __all__ = ["ENTRY_POINTS", "build_method", "get_method", "list_methods", "regist
 ENTRY_POINTS = "caprompt.methods"  # entry point group of other packages
 
 _REGISTRY: dict[str, type[Method]] = {}
+_FAILED: dict[str, str] = {}  # entry points that cannot be loaded, and why
 _MethodClass = TypeVar("_MethodClass", bound=type[Method])
 
 
@@ -47,7 +49,7 @@ def register(name: str) -> Callable[[_MethodClass], _MethodClass]:
 
 
 def list_methods() -> dict[str, type[Method]]:
-    """Return all methods by name, those of other installed packages included."""
+    """Return all methods by name, those of other installed packages included; warn about one that cannot be loaded."""
     package = importlib.import_module("caprompt.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"caprompt.methods.{module.name}")
@@ -63,15 +65,18 @@ def _load_entry_points() -> None:
             entry_point.load()
         except Exception as error:  # any exception: this is someone else's code
             package = entry_point.dist.name if entry_point.dist else entry_point.value
-            raise CapromptError(
+            _FAILED[entry_point.name] = (
                 f"cannot load the method '{entry_point.name}' of the package '{package}': {first_line(error)}; "
                 "update or uninstall that package"
-            ) from error
+            )
+            warnings.warn(_FAILED[entry_point.name], CapromptWarning, stacklevel=3)
 
 
 def get_method(name: str) -> type[Method]:
     """Return the class of a method; the error for an unknown name lists the known ones."""
     methods = list_methods()
+    if name not in methods and name in _FAILED:
+        raise CapromptError(_FAILED[name])
     if name not in methods:
         raise UnknownNameError("method", name, methods)
     return methods[name]

@@ -79,6 +79,11 @@ class Ssiat(DirectMethod):
         """Number of training epochs, smaller after the first task."""
         return self.effort.epochs if len(self.task_sizes) <= 1 else math.ceil(self.options.later_share * self.effort.epochs)
 
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The class statistics, and the adapter that they refer to."""
+        return ("statistics", "before")
+
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows and statistics; the adapter is initialized with the first task."""
         super().begin_task(num_classes, generator)

@@ -81,6 +81,11 @@ class Tuna(Method):
         self.adapters = TaskAdapters(vit.config, options)
         self.statistics = alignment.build_statistics(options, vit.config.width)  # under the own task's adapter
 
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The class statistics."""
+        return ("statistics",)
+
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Add head rows, statistics and an adapter; the earlier adapters are frozen."""
         super().begin_task(num_classes, generator)

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-__all__ = ["NUM_COLORS", "Series", "color_cell", "draw_bar_chart", "draw_legend", "draw_line_chart"]
+from caprompt.metrics import ReliabilityBin, compute_interval
+
+__all__ = [
+    "NUM_COLORS",
+    "Series",
+    "color_cell",
+    "draw_bar_chart",
+    "draw_legend",
+    "draw_line_chart",
+    "draw_reliability_diagram",
+]
 
 NUM_COLORS = 6  # classes c0 .. c5
 WIDTH, HEIGHT = 440, 290
@@ -99,6 +109,33 @@ def draw_bar_chart(labels: Sequence[str], series: Sequence[Series], title: str) 
     return _make_svg(title, series, parts, height)
 
 
+def draw_reliability_diagram(bins: Sequence[ReliabilityBin], title: str) -> Markup:
+    """Draw accuracy over score: a marker with its 95 % interval and a bar for every bin, and the diagonal where both are equal."""
+
+    def x(value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * value / 100
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (100 - value) / 100
+
+    parts = [_draw_axes(0, y, [(x(value), str(value)) for value in range(0, 101, 20)], "score (%)", "accuracy (%)")]
+    parts.append(f'<line class="diagonal" x1="{x(0):.1f}" y1="{y(0):.1f}" x2="{x(100):.1f}" y2="{y(100):.1f}"/>')
+    values = []
+    for each in bins:
+        if each.mean_score is None or each.accuracy is None:
+            continue
+        left, width, height = x(each.low) + 1, x(each.high) - x(each.low) - 2, y(0) - y(each.accuracy)
+        low, high = compute_interval(round(each.accuracy * each.images / 100), each.images)
+        at = x(each.mean_score)
+        parts += [
+            f'<rect class="band c0" x="{left:.1f}" y="{y(each.accuracy):.1f}" width="{width:.1f}" height="{height:.1f}"/>',
+            f'<line class="line c0" x1="{at:.1f}" y1="{y(low):.1f}" x2="{at:.1f}" y2="{y(high):.1f}"/>',
+            _draw_marker(0, at, y(each.accuracy)),
+        ]
+        values.append(f"score {each.mean_score:.1f}, accuracy {each.accuracy:.1f}, {each.images} images")
+    return _make_labeled_svg(f"{title}. {'; '.join(values)}", parts, HEIGHT)
+
+
 def draw_legend(series: Sequence[Series]) -> Markup:
     """Draw the names of the series with their line and marker, as a list to place below a chart."""
     entries = []
@@ -150,7 +187,11 @@ def _draw_axes(bottom: int, y: Callable[[float], float], ticks: Sequence[tuple[f
 
 def _make_svg(title: str, series: Sequence[Series], parts: Sequence[str], height: int = HEIGHT) -> Markup:
     values = "; ".join(f"{each.name}: {', '.join(f'{value:.1f}' for value in each.values)}" for each in series)
-    opening = f'<svg class="figure" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{escape(f"{title}. {values}")}">'
+    return _make_labeled_svg(f"{title}. {values}", parts, height)
+
+
+def _make_labeled_svg(label: str, parts: Sequence[str], height: int) -> Markup:
+    opening = f'<svg class="figure" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{escape(label)}">'
     return Markup(opening + "".join(parts) + "</svg>")
 
 

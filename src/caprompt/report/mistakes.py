@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caprompt import metrics
 from caprompt.experiments.artifacts import FinalPredictions
+from caprompt.metrics import Interval
 
 __all__ = ["ClassMetrics", "ConfusedPair", "Mistake", "compute_class_metrics", "find_confused_pairs", "find_worst_mistakes"]
 
@@ -30,7 +32,7 @@ class ConfusedPair:
     true: str
     predicted: str
     count: int
-    share: float  # of the images of the true class, in percent
+    images: int  # of the true class
     examples: tuple[Mistake, ...]  # the most confident first
 
 
@@ -41,7 +43,8 @@ class ClassMetrics:
     name: str
     task: int  # counted from 1
     images: int
-    accuracy: float  # in percent
+    accuracy: float | None  # in percent; None without test images
+    interval: Interval  # of the accuracy, with 95 % confidence
     precision: float | None  # in percent; None if the class is never predicted
 
 
@@ -60,7 +63,7 @@ def find_confused_pairs(predictions: FinalPredictions, count: int, num_examples:
     pairs = []
     for (true, predicted), frequency in sorted(frequencies.items(), key=lambda item: -item[1])[:count]:
         examples = tuple(mistake for mistake in mistakes if (mistake.true, mistake.predicted) == (true, predicted))
-        pairs.append(ConfusedPair(true, predicted, frequency, 100 * frequency / num_images[true], examples[:num_examples]))
+        pairs.append(ConfusedPair(true, predicted, frequency, num_images[true], examples[:num_examples]))
     return pairs
 
 
@@ -72,8 +75,17 @@ def compute_class_metrics(predictions: FinalPredictions, tasks: Sequence[Sequenc
         for name in names:
             is_true, is_predicted = predictions.true == labels[name], predictions.answer == labels[name]
             correct = int((is_true & is_predicted).sum())
-            precision = 100 * correct / int(is_predicted.sum()) if is_predicted.any() else None
-            rows.append(ClassMetrics(name, task, int(is_true.sum()), 100 * correct / max(1, int(is_true.sum())), precision))
+            images, predicted = int(is_true.sum()), int(is_predicted.sum())
+            rows.append(
+                ClassMetrics(
+                    name,
+                    task,
+                    images,
+                    100 * correct / images if images else None,
+                    metrics.compute_interval(correct, images),
+                    100 * correct / predicted if predicted else None,
+                )
+            )
     return rows
 
 

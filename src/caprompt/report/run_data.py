@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from caprompt import checkpoint
 from caprompt.errors import InputError, ModelFolderError
@@ -18,7 +18,19 @@ from caprompt.experiments.run_folder import RunResult, read_plan
 from caprompt.protocols import require_same_protocol
 from caprompt.utils import files
 
-__all__ = ["RunRecord", "find_run_folders", "load_runs", "read_run"]
+__all__ = ["RunRecord", "Tested", "find_run_folders", "load_runs", "read_run"]
+
+
+class Tested(Protocol):
+    """A model that was tested: that of a run, or one that was taught."""
+
+    @property
+    def tasks(self) -> Sequence[Sequence[str]]:
+        """The classes of each task."""
+
+    @property
+    def predictions(self) -> FinalPredictions | None:
+        """The prediction for every test image, if known."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,11 @@ class RunRecord:
     cost: Mapping[str, Any]
     audit: Mapping[str, Any] | None
     notes: Sequence[str] = ()
+
+    @property
+    def tasks(self) -> Sequence[Sequence[str]]:
+        """The classes of each task."""
+        return self.results.tasks
 
     @property
     def config(self) -> RunConfig:

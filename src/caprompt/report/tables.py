@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from caprompt.experiments.audit import Audit
-from caprompt.metrics import METRICS, mean_std
+from caprompt.metrics import METRICS, ReliabilityBin, compute_interval, format_interval, mean_std
 from caprompt.report.mistakes import compute_class_metrics
-from caprompt.report.run_data import RunRecord
+from caprompt.report.run_data import RunRecord, Tested
 
 __all__ = [
     "Group",
     "Table",
+    "count_test_images",
     "format_duration",
+    "format_size",
+    "format_value",
     "group_runs",
     "list_environment",
     "list_options",
@@ -24,6 +27,7 @@ __all__ = [
     "make_cost_table",
     "make_differences_table",
     "make_means_table",
+    "make_reliability_table",
     "make_settings_table",
     "make_summary_table",
 ]
@@ -62,16 +66,35 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
 
 
 def make_summary_table(runs: Sequence[RunRecord]) -> Table:
-    """Tabulate the metrics of each run, one row per run."""
+    """Tabulate the metrics of each run, one row per run; the caption has the number of test images, if it is the same for all."""
+    counts = [count_test_images(run) for run in runs]
+    is_same = len(set(counts)) == 1
     rows = [
-        [run.name, run.config.method, str(run.config.seed), *(f"{run.results.summary()[name]:.1f}" for name in METRICS)]
-        for run in runs
+        [
+            run.name,
+            run.config.method,
+            str(run.config.seed),
+            *(f"{run.results.summary()[name]:.1f}" for name in METRICS),
+            format_interval(_compute_pooled_interval(run)),
+            *([] if is_same else [f"{count:,}"]),
+        ]
+        for run, count in zip(runs, counts, strict=True)
     ]
-    return Table(
-        "All metrics, in percent" if len(runs) == 1 else "Metrics of every run, in percent",
-        ["run", "method", "seed", *(metric.label for metric in METRICS.values())],
-        rows,
-    )
+    title = "All metrics" if len(runs) == 1 else "Metrics of every run"
+    caption = f"{title}, in percent" + (f", on {counts[0]:,} test images" if is_same else "")
+    labels = [metric.label for metric in METRICS.values()]
+    return Table(caption, ["run", "method", "seed", *labels, "pooled, 95 % interval", *([] if is_same else ["test images"])], rows)
+
+
+def count_test_images(run: RunRecord) -> int:
+    """Return the number of test images of a run, after its last task."""
+    return sum(run.results.rows[-1].images)
+
+
+def _compute_pooled_interval(run: RunRecord) -> tuple[float, float]:
+    row = run.results.rows[-1]
+    correct = sum(round(accuracy * count / 100) for accuracy, count in zip(row.accuracies, row.images, strict=True))
+    return compute_interval(correct, sum(row.images))
 
 
 def make_means_table(groups: Sequence[Group]) -> Table | None:
@@ -86,20 +109,38 @@ def make_means_table(groups: Sequence[Group]) -> Table | None:
     return Table(caption, ["runs", "seeds", *(metric.label for metric in METRICS.values())], rows) if rows else None
 
 
-def make_classes_table(run: RunRecord) -> Table:
+def make_classes_table(tested: Tested) -> Table:
     """Tabulate the accuracy and precision of every class after the last task."""
-    assert run.predictions is not None
+    assert tested.predictions is not None
     rows = [
         [
             each.name,
-            str(each.task),
-            str(each.images),
-            f"{each.accuracy:.1f}",
+            "" if each.accuracy is None else f"{each.accuracy:.1f}",
+            "" if each.accuracy is None else format_interval(each.interval),
+            f"{each.images:,}",
             "" if each.precision is None else f"{each.precision:.1f}",
+            str(each.task),
         ]
-        for each in compute_class_metrics(run.predictions, run.results.tasks)
+        for each in compute_class_metrics(tested.predictions, tested.tasks)
     ]
-    return Table("Every class after the last task, in percent", ["class", "task", "test images", "accuracy", "precision"], rows)
+    columns = ["class", "accuracy", "95 % interval", "test images", "precision", "task"]
+    return Table("Every class after the last task, in percent", columns, rows)
+
+
+def make_reliability_table(bins: Sequence[ReliabilityBin]) -> Table:
+    """Tabulate the bins of a reliability diagram that have images."""
+    rows = [
+        [
+            f"{each.low:.1f} to {each.high:.1f}".replace(" ", "\N{NO-BREAK SPACE}"),  # row headings are wrapped
+            f"{each.accuracy:.1f}",
+            format_interval(compute_interval(round(each.accuracy * each.images / 100), each.images)),
+            f"{each.mean_score:.1f}",
+            f"{each.images:,}",
+        ]
+        for each in bins
+        if each.mean_score is not None and each.accuracy is not None
+    ]
+    return Table("Accuracy by score, in percent", ["score", "accuracy", "95 % interval", "mean score", "test images"], rows)
 
 
 def make_audit_table(document: Mapping[str, Any]) -> Table:
@@ -160,6 +201,15 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def format_size(num_bytes: int) -> str:
+    """Format a number of bytes.
+
+    >>> format_size(1_234_567), format_size(45_678)
+    ('1.2 MB', '45.7 kB')
+    """
+    return _format_megabytes(num_bytes) if num_bytes >= 1e6 else _format_kilobytes(num_bytes)
+
+
 def list_settings(run: RunRecord) -> dict[str, str]:
     """List the configuration of a run, its numbers of images and its backbone and data hashes."""
     plan = run.plan
@@ -167,12 +217,12 @@ def list_settings(run: RunRecord) -> dict[str, str]:
     config["tasks"] = " + ".join(str(len(names)) for names in run.results.tasks) + " classes"
     images = {f"{part} images": plan[part]["images"] for part in ("train", "test")}
     hashes = {f"{part} sha256": str(plan[part]["sha256"])[:16] for part in ("backbone", "train", "test")}
-    return {name: _format_value(value) for name, value in {**config, **images, **hashes}.items()}
+    return {name: format_value(value) for name, value in {**config, **images, **hashes}.items()}
 
 
 def list_options(run: RunRecord) -> dict[str, str]:
     """List the options of a run's method, defaults included."""
-    return {name: _format_value(value) for name, value in run.plan["options"].items()}
+    return {name: format_value(value) for name, value in run.plan["options"].items()}
 
 
 def list_environment(run: RunRecord) -> dict[str, str]:
@@ -188,7 +238,12 @@ def _format_kilobytes(size: int | None) -> str:
     return NOT_AVAILABLE if size is None else f"{size / 1e3:,.1f} kB"
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Format the value of an option.
+
+    >>> format_value([0.6, 1]), format_value(None)
+    ('0.6, 1', 'none')
+    """
     if isinstance(value, (list, tuple)):
-        return ", ".join(_format_value(each) for each in value)
+        return ", ".join(format_value(each) for each in value)
     return "none" if value is None else str(value)

@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from PIL import Image
 
@@ -17,16 +18,17 @@ from caprompt.errors import CapromptError
 from caprompt.experiments.execution import split_data
 from caprompt.report.run_data import RunRecord
 
-__all__ = ["Thumbnails", "make_thumbnails"]
+__all__ = ["Thumbnails", "encode_thumbnails", "make_thumbnails"]
 
 MAX_SIDE = 96  # pixels
 
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Data URLs by index among the test images; `note` says why there are none."""
+    """Data URLs and file names by index among the test images; `note` says why there are no images."""
 
     urls: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # where they are known
     note: str = ""
 
 
@@ -45,6 +47,13 @@ def make_thumbnails(run: RunRecord, images: Iterable[int]) -> Thumbnails:
         return Thumbnails({index: encode_data_url(test, index) for index in indices})
     except (CapromptError, OSError):
         return Thumbnails(note="No images: the dataset of this run is not available.")
+
+
+def encode_thumbnails(test: Samples, images: Iterable[int]) -> Thumbnails:
+    """Make thumbnails of these test images, with the names of their files."""
+    indices = sorted(set(images))
+    names = {index: image.name for index in indices if isinstance(image := test.images[index], Path)}
+    return Thumbnails({index: encode_data_url(test, index) for index in indices}, names)
 
 
 def _load_test_images(run: RunRecord) -> Samples | None:

@@ -13,7 +13,7 @@ from caprompt import metrics, protocols
 from caprompt.metrics import METRICS
 from caprompt.report import tables
 from caprompt.report.charts import Series, draw_bar_chart, draw_legend, draw_line_chart
-from caprompt.report.panels import make_panels
+from caprompt.report.panels import PANELS, make_panels
 from caprompt.report.run_data import RunRecord
 from caprompt.report.tables import Group, Table
 from caprompt.report.thumbnails import Thumbnails
@@ -73,11 +73,14 @@ def _collect_warnings(runs: Sequence[RunRecord]) -> list[str]:
 def _make_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Make the headline of a single run: value, name and description of each tile."""
     summary, seconds = run.results.summary(), sum(row.seconds for row in run.results.rows)
+    last = run.results.rows[-1]
+    interval = metrics.format_interval(metrics.compute_mean_interval(last.accuracies, last.images))
 
     def tile(name: str, unit: str) -> tuple[str, str, str]:
         return f"{summary[name]:.1f}", f"{METRICS[name].label}, {unit}", METRICS[name].description
 
-    tiles = [tile("ACC", "%")]
+    value, name, description = tile("ACC", "%")
+    tiles = [(value, name, f"{description}; 95 % interval {interval}, {tables.count_test_images(run):,} test images")]
     if not run.results.joint:
         tiles.append(tile("AF", "points"))
     tiles.append(tile("task_identification", "%"))
@@ -130,7 +133,7 @@ def _make_run_view(run: RunRecord, thumbnails: Thumbnails) -> dict[str, Any]:
     return {
         "name": run.name,
         "notes": [*run.notes, *([thumbnails.note] if thumbnails.note else [])],
-        "panels": make_panels(run, thumbnails),
+        "panels": make_panels(run, thumbnails, PANELS),
     }
 
 

@@ -8,14 +8,34 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caprompt.metrics import MeanStd
+from caprompt.utils.spreadsheets import escape_formula
 
 __all__ = ["OURS", "PUBLISHED", "Column", "Entry", "Line", "ResultTable", "to_csv", "to_latex", "to_markdown"]
 
 OURS, PUBLISHED = "ours", "published"
+
+#: Characters with a meaning in LaTeX, and how to print them; replaced in one pass, so that no replacement is replaced again.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "&": r"\&",
+    "%": r"\%",
+    "_": r"\_",
+    "#": r"\#",
+    "±": r"$\pm$",
+    "<=": r"$\le$",
+    ">=": r"$\ge$",
+}
+_SPECIAL = re.compile("|".join(re.escape(text) for text in _LATEX))
 
 
 Entry = MeanStd | str  # a value, or why there is none; "" where none is expected
@@ -84,7 +104,8 @@ def to_csv(table: ResultTable) -> str:
             known = isinstance(entry, MeanStd)
             values = [entry.mean, entry.std, entry.seeds, ""] if isinstance(entry, MeanStd) else ["", "", "", entry]
             if known or entry:
-                writer.writerow([*line.labels, line.source, line.protocol, column.dataset, column.metric, *values])
+                row = [*line.labels, line.source, line.protocol, column.dataset, column.metric, *values]
+                writer.writerow([escape_formula(cell) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue()
 
 
@@ -108,6 +129,9 @@ def _format_latex_row(cells: Sequence[str]) -> str:
 
 
 def _escape_latex(text: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("±", r"$\pm$")):
-        text = text.replace(plain, escaped)
-    return text.replace("<=", r"$\le$").replace(">=", r"$\ge$")
+    """Return text as LaTeX that prints it.
+
+    >>> print(_escape_latex(r"a_b{c} 5 % $x^2$ ~ C:\\d"))
+    a\\_b\\{c\\} 5 \\% \\$x\\textasciicircum{}2\\$ \\textasciitilde{} C:\\textbackslash{}d
+    """
+    return _SPECIAL.sub(lambda match: _LATEX[match.group()], text)

@@ -22,7 +22,7 @@ class Throttle:
         self.clock = clock
         self.next_due = float("-inf")
 
-    def __call__(self, action: Callable[[], None]) -> bool:
+    def __call__(self, action: Callable[[], object]) -> bool:
         """Run the action if it is due; return whether it ran."""
         start = self.clock()
         if start < self.next_due:

@@ -246,3 +246,64 @@ def test_held_out_selection_saves_no_count() -> None:
     """Otherwise models that were saved before there was one could not be loaded."""
     assert "ridge.count" not in RandomRidge(6, 40).state_dict()
     assert "ridge.count" in RandomRidge(6, 40, 0.1).state_dict()
+
+
+@pytest.mark.parametrize("keep_features", [False, True])
+def test_left_out_outputs_equal_those_of_a_fit_without_the_image(keep_features: bool) -> None:
+    """Each image has two feature vectors in the regression, and both are left out."""
+    rng = torch.Generator().manual_seed(0)
+    first, second, labels = torch.randn(12, 8, generator=rng), torch.randn(12, 8, generator=rng), torch.arange(12) % 3
+
+    def fit(selected: Tensor, strength: float) -> tuple[RandomRidge, Tensor]:
+        ridge = RandomRidge(8, 20, strength, keep_features=keep_features, dtype=torch.float64)
+        ridge.grow(3, torch.Generator().manual_seed(1))
+        ridge.partial_fit([(first[selected], labels[selected])], rng)
+        factor = ridge.partial_fit([(second[selected], labels[selected])], rng)
+        assert factor is not None
+        return ridge, factor
+
+    everything = torch.ones(12, dtype=torch.bool)
+    ridge, factor = fit(everything, 0.1)
+    left_out = ridge.compute_left_out(factor, first, second, labels)
+    strength = ridge.ridge.strength
+    for image in range(12):
+        others = everything.clone()
+        others[image] = False
+        refit, _ = fit(others, 0.1)
+        own = float(refit.ridge.gram.diagonal().sum()) / int(refit.ridge.count)
+        refit.ridge.relative_strength = strength / own  # lambda is relative to the images, so it would change with them
+        refit.ridge.solve()
+        for outputs, features in zip(left_out, (first, second), strict=True):
+            torch.testing.assert_close(
+                outputs[image], refit.ridge(refit.project(features[image : image + 1]))[0], rtol=1e-8, atol=1e-8
+            )
+
+
+def test_left_out_outputs_of_a_regression_on_these_images_alone() -> None:
+    rng = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(9, 8, generator=rng), torch.arange(9) % 3
+    ridge = RandomRidge(8, 20, 0.1, dtype=torch.float64)
+    ridge.grow(3, torch.Generator().manual_seed(1))
+    factor = ridge.partial_fit([(features, labels)], rng)
+    assert factor is not None
+    with_factor, _ = ridge.compute_left_out(factor, features, features, labels)
+    torch.testing.assert_close(ridge.compute_left_out_alone(features, labels), with_factor, rtol=1e-8, atol=1e-8)
+
+
+def test_kept_features_give_the_same_weights_as_sums_and_can_be_dropped() -> None:
+    rng = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(30, 8, generator=rng), torch.arange(30) % 3
+
+    def fit(keep: bool, selected: Tensor, classes: Tensor, num_classes: int) -> RandomRidge:
+        ridge = RandomRidge(8, 20, 0.1, keep_features=keep, dtype=torch.float64)
+        ridge.grow(num_classes, torch.Generator().manual_seed(1))
+        ridge.partial_fit([(selected, classes)], rng)
+        return ridge
+
+    kept = fit(True, features, labels, 3)
+    torch.testing.assert_close(kept.ridge.weight, fit(False, features, labels, 3).ridge.weight, rtol=1e-10, atol=1e-12)
+    assert "ridge.gram" in kept.state_dict()
+    assert kept.state_dict()["ridge.gram"].numel() == 0
+    kept.forget_kept(1)
+    assert set(kept.kept_labels.tolist()) == {0, 1}
+    assert len(kept.kept_features) == 20

@@ -10,6 +10,7 @@ from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
 from caprompt.cli.console import err, out, print_protocol_warning, print_skipped
 from caprompt.errors import InputError, OptionError, StoppedError
+from caprompt.utils.text import join_names
 
 if TYPE_CHECKING:
     from caprompt.callbacks.events import Event
@@ -27,6 +28,7 @@ def learn(
     seed: int | None = None,
     resume: bool = False,
     restart: bool = False,
+    again: bool = False,
     skip_bad: SkipBad = False,
     config: Config = None,
     set_: Set = None,
@@ -45,7 +47,7 @@ def learn(
     model
         Folder of the model.
     source
-        Folder with a sub-folder of images per class, or CSV file of path,label.
+        Folder with a sub-folder of images per class, CSV file of path,label, or export of FiftyOne or Label Studio (JSON or CSV).
     method
         For a new model: name of a method (see `caprompt methods`).
     backbone
@@ -56,9 +58,13 @@ def learn(
         Resume a call that was stopped; the model will be the same as without the stop.
     restart
         Discard a call that was stopped, and start it again.
+    again
+        Learn images once more that were learned before; they are left out otherwise.
     """
     from caprompt.callbacks.progress_bar import ProgressBar
 
+    if resume and restart:
+        raise OptionError("a stopped call is either resumed or discarded; give --resume or --restart, not both")
     settings = arguments.collect_settings(config, set_ or [])
     settings |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
     classifier = open_model(model, settings, resume, restart, device)
@@ -66,14 +72,16 @@ def learn(
     try:
         with ProgressBar(err) as progress_bar:
             callbacks = (print_effort, progress_bar)
-            samples = classifier.learn(source, checkpoint_dir=model, resume=resume, skip_bad=skip_bad, callbacks=callbacks)
+            samples = classifier.learn(
+                source, checkpoint_dir=model, resume=resume, skip_bad=skip_bad, again=again, callbacks=callbacks
+            )
     except KeyboardInterrupt:
         raise StoppedError(describe_interrupt(model, num_calls)) from None
     print_skipped(samples.skipped)
     print_protocol_warning(classifier)
     new = classifier.classes[num_known:]
     known = [name for name in samples.classes if name not in new]
-    learned = [f"new: {', '.join(new)}"] * bool(new) + [f"more of: {', '.join(known)}"] * bool(known)
+    learned = [f"new: {join_names(new)}"] * bool(new) + [f"more of: {join_names(known)}"] * bool(known)
     total = len(classifier.classes)
     images, classes = f"{len(samples)} image{'s' * (len(samples) != 1)}", f"{total} class{'es' * (total != 1)}"
     out.print(f"Learned {images} ({'; '.join(learned)}). '{model}' now knows {classes}.")
@@ -96,6 +104,8 @@ def open_model(folder: Path, settings: Mapping[str, Any], resume: bool, restart:
 
     if resume:
         return _open_stopped_model(folder, settings, device)
+    if restart and not has_stopped_call(folder):
+        raise InputError(f"nothing was stopped in '{folder}', so there is nothing to restart; learn without --restart")
     if not restart and has_stopped_call(folder):
         raise InputError(f"learning was stopped in '{folder}'; resume it with --resume, or discard it with --restart")
     if checkpoint.exists(folder):
@@ -127,9 +137,9 @@ def _open_stopped_model(folder: Path, settings: Mapping[str, Any], device: str) 
 
 def is_reusable_folder(folder: Path) -> bool:
     """Return whether a folder is empty, or holds only the files of a first call that was stopped."""
-    from caprompt.checkpoint.model import IN_PROGRESS
+    from caprompt.checkpoint.model import find_foreign_file
 
-    return folder.is_dir() and all(path.name in {IN_PROGRESS, ".next", ".ready"} for path in folder.iterdir())
+    return folder.is_dir() and find_foreign_file(folder) is None
 
 
 def describe_interrupt(folder: Path, calls_before: int) -> str:

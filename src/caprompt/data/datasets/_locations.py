@@ -12,6 +12,7 @@ from pathlib import Path
 from caprompt.data.datasets._archives import unpack
 from caprompt.data.datasets._download import Progress, download
 from caprompt.errors import DataError
+from caprompt.utils.paths import expand_user
 
 __all__ = ["OfficialFiles", "fetch_dataset", "find_dataset", "get_data_folders", "unpack_dataset"]
 
@@ -33,7 +34,7 @@ def get_data_folders() -> tuple[Path, ...]:
     """Return the folders that are searched for datasets; downloads go to the first."""
     custom = os.environ.get("CAPROMPT_DATA")
     cache = Path.home() / ".cache" / "caprompt" / "data"
-    return (Path(custom).expanduser(), cache) if custom else (cache,)
+    return (expand_user(custom), cache) if custom else (cache,)
 
 
 def find_dataset(official: OfficialFiles) -> Path | None:

@@ -25,6 +25,7 @@ from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
 from caprompt.data.tasks import hold_out
 from caprompt.errors import DataError, UnknownNameError
+from caprompt.utils.paths import expand_user
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "download_dataset", "list_datasets", "load_dataset"]
 
@@ -143,7 +144,7 @@ def load_dataset(name_or_path: str | Path, seed: int = 0, test_share: float = 0.
         return Dataset(info.name, train, test, info.tasks, info.options)
     if isinstance(name_or_path, str) and name_or_path.startswith(PREFIX):
         return _load_from_hub(name_or_path.removeprefix(PREFIX), seed, test_share)
-    path = Path(name_or_path).expanduser()
+    path = expand_user(name_or_path)
     if not path.exists() and path.name == name_or_path and not path.suffix:
         raise UnknownNameError("dataset", path.name, DATASETS)  # a bare word is meant as a name
     train, test = _read_splits(path) or _split(read_source(path), str(path), seed, test_share)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,16 +33,31 @@ from torch import Tensor
 from caprompt.errors import InputError
 from caprompt.methods.components.heads import Head
 
-__all__ = ["STRENGTHS", "RandomRidge", "RidgeHead", "compute_held_out_errors", "pack_symmetric", "unpack_symmetric"]
+__all__ = [
+    "MAX_SCORED",
+    "STRENGTHS",
+    "RandomRidge",
+    "RidgeHead",
+    "compute_held_out_errors",
+    "pack_symmetric",
+    "unpack_symmetric",
+]
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # candidates for lambda
 _HELD_OUT = 0.2  # fraction of a call's images
 _TOLERANCE = 1.05  # relative to the smallest error
+_CHUNK = 1024  # images that are projected at once
+MAX_SCORED = 1_000  # images of a call that are scored as if they were left out; enough to fit two numbers
 _MAX_IMAGES = 1_250  # used to select lambda in one call; more would not change a power of ten
 
 
 class RidgeHead(Head):
     """Ridge regression from M features to one-hot classes, updated by adding to sums."""
+
+    #: Buffers that are sums over images.
+    feature_statistics: ClassVar[tuple[str, ...]] = ("gram", "sums")
+    #: Buffers that only learning needs.
+    learning_state: ClassVar[tuple[str, ...]] = (*feature_statistics, "errors", "count")
 
     gram: Tensor  # G, (M, M); allocated with the first images, since it is large
     sums: Tensor  # Q^T, (C, M)
@@ -50,15 +65,22 @@ class RidgeHead(Head):
     errors: Tensor  # squared held-out error of each candidate lambda, summed over calls, (17,)
     count: Tensor  # n, the number of images; only where lambda is relative
 
-    def __init__(self, width: int, relative_strength: float | None = None) -> None:
+    def __init__(self, width: int, relative_strength: float | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.relative_strength = relative_strength
+        self.saves_gram = True
         if relative_strength is not None:
             self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self.register_buffer("gram", torch.zeros(0, 0))
-        self.register_buffer("sums", torch.zeros(0, width))
-        self.register_buffer("weight", torch.zeros(0, width))
+        self.register_buffer("gram", torch.zeros(0, 0, dtype=dtype))
+        self.register_buffer("sums", torch.zeros(0, width, dtype=dtype))
+        self.register_buffer("weight", torch.zeros(0, width, dtype=dtype))
         self.register_buffer("errors", torch.zeros(len(STRENGTHS), dtype=torch.float64))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Space on disk that G will take once it is allocated."""
+        size = self.sums.shape[1]
+        return 0 if len(self.gram) or not self.saves_gram else size * (size + 1) // 2 * self.gram.element_size()
 
     def grow(self, num_classes: int, generator: torch.Generator) -> None:
         """Append rows of zeros for new classes."""
@@ -66,12 +88,20 @@ class RidgeHead(Head):
 
     def observe(self, hidden: Tensor, labels: Tensor) -> None:
         """Add images (n, M) of classes (n,) to the sums."""
+        self._add(hidden, labels, sign=1)
+
+    def subtract(self, hidden: Tensor, labels: Tensor) -> None:
+        """Take images (n, M) of classes (n,) out of the sums again; exact up to the rounding of the sums."""
+        self._add(hidden, labels, sign=-1)
+
+    def _add(self, hidden: Tensor, labels: Tensor, sign: int) -> None:
+        hidden = hidden.to(self.gram.dtype)
         if not len(self.gram):
             self.gram = hidden.new_zeros(hidden.shape[1], hidden.shape[1])
         if self.relative_strength is not None:
-            self.count += len(hidden)
-        self.gram.addmm_(hidden.T, hidden)
-        self.sums.addmm_(F.one_hot(labels, len(self.sums)).T.to(hidden), hidden)
+            self.count += sign * len(hidden)
+        self.gram.addmm_(hidden.T, hidden, alpha=sign)
+        self.sums.addmm_(F.one_hot(labels, len(self.sums)).T.to(hidden), hidden, alpha=sign)
 
     def update_errors(self, hidden: Tensor, labels: Tensor) -> None:
         """Add the errors of each lambda on the first fifth of these shuffled images (n, M)."""
@@ -94,18 +124,23 @@ class RidgeHead(Head):
         smaller = max(0, best - 1)
         return max(STRENGTHS[smaller if self.errors[smaller] <= _TOLERANCE * self.errors[best] else best], rounding)
 
-    def solve(self) -> None:
-        """Solve for the weights in float64; if that fails, retry with lambda ten times as large."""
+    def solve(self) -> Tensor:
+        """Solve for the weights in float64, and return the Cholesky factor of the system (M, M).
+
+        If that fails, retry with lambda ten times as large.
+        """
         if not self.gram.isfinite().all():
             raise InputError("the backbone's features of some images are not finite; use precision='bf16' or 'fp32'")
-        system, strength = self.gram.double(), self.strength
+        system, strength = self.gram.to(torch.float64, copy=True), self.strength
         system.diagonal().add_(strength)
+        factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(system)
         while failed:  # nearly identical images, whose differences are smaller than the rounding of the float32 sums
             system.diagonal().add_(9 * strength)
             strength *= 10
             factor, failed = torch.linalg.cholesky_ex(system)
         self.weight = torch.cholesky_solve(self.sums.T.double(), factor).T.to(self.weight)
+        return factor
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight.to(hidden))  # (n, M) -> (n, C)
@@ -113,7 +148,7 @@ class RidgeHead(Head):
     def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Save half of the symmetric G, which is nearly all of a model's file."""
         super()._save_to_state_dict(state, prefix, keep_vars)
-        state[f"{prefix}gram"] = pack_symmetric(self.gram)
+        state[f"{prefix}gram"] = pack_symmetric(self.gram if self.saves_gram else self.gram[:0, :0])
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Allocate G in its saved size; it is empty if no images have been seen."""
@@ -128,15 +163,39 @@ class RidgeHead(Head):
 class RandomRidge(Head):
     """Ridge regression on a random projection of features (n, D) to M dimensions."""
 
+    feature_statistics: ClassVar[tuple[str, ...]] = ("kept_features", "kept_labels")
+    #: Buffers that only learning needs.
+    learning_state: ClassVar[tuple[str, ...]] = (
+        "kept_features",
+        "kept_labels",
+        *(f"ridge.{name}" for name in RidgeHead.learning_state),
+    )
+
     seed: Tensor
     projection: Tensor  # P, (D, M)
+    kept_features: Tensor  # f(x) of all images, (n, D); only with `keep_features`
+    kept_labels: Tensor  # their classes, (n,)
 
-    def __init__(self, width: int, projections: int, relative_strength: float | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        projections: int,
+        relative_strength: float | None = None,
+        *,
+        keep_features: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Keep features (`keep_features`) instead of G, which is computed from them: exact, and smaller for few images."""
         super().__init__()
         self.width, self.projections = width, projections
-        self.ridge = RidgeHead(projections, relative_strength)
+        self.keep_features = keep_features
+        self.ridge = RidgeHead(projections, relative_strength, torch.float64 if keep_features else dtype)
+        self.ridge.saves_gram = not keep_features
         self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("projection", torch.empty(width, 0), persistent=False)
+        if keep_features:
+            self.register_buffer("kept_features", torch.zeros(0, width))
+            self.register_buffer("kept_labels", torch.zeros(0, dtype=torch.long))
 
     def _draw_projection(self) -> None:
         """Draw the projection from the seed, the same on every device."""
@@ -144,6 +203,10 @@ class RandomRidge(Head):
         self.projection = torch.randn(self.width, self.projections, generator=rng).to(self.projection)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self.keep_features and f"{prefix}kept_features" in state:
+            num_images = len(state[f"{prefix}kept_features"])
+            self.kept_features = self.kept_features.new_zeros(num_images, self.width)
+            self.kept_labels = self.kept_labels.new_zeros(num_images)
         super()._load_from_state_dict(state, prefix, *rest)
         self._draw_projection()
 
@@ -155,23 +218,92 @@ class RandomRidge(Head):
         self.ridge.grow(num_classes, generator)
 
     def project(self, features: Tensor) -> Tensor:
-        """Compute h(x): (n, D) -> (n, M)."""
-        return F.relu(features @ self.projection)
+        """Compute h(x): (n, D) -> (n, M), in the precision of the sums."""
+        dtype = torch.promote_types(features.dtype, self.ridge.sums.dtype)
+        return F.relu(features.to(dtype) @ self.projection.to(dtype))
 
     @torch.no_grad()
-    def partial_fit(self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator) -> None:
-        """Add batches of features (n, D) and classes (n,) to the sums, select lambda, and solve."""
+    def partial_fit(self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator) -> Tensor | None:
+        """Add batches of features (n, D) and classes (n,) to the sums, select lambda, and solve.
+
+        Return the Cholesky factor of the system, or None if there was no batch.
+        """
         seen = []
+        self._restore_gram()
         for features, labels in pairs:
             seen.append((features, labels))
+            self._keep(features, labels)
             self.ridge.observe(self.project(features), labels)
         if not seen:
-            return
+            return None
         if self.ridge.relative_strength is None:
             features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
             subset = torch.randperm(len(labels), generator=generator)[:_MAX_IMAGES].to(labels.device)
             self.ridge.update_errors(self.project(features[subset]), labels[subset])
-        self.ridge.solve()
+        return self.ridge.solve()
+
+    @torch.no_grad()
+    def compute_left_out(self, factor: Tensor, first: Tensor, second: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the outputs for images whose two feature vectors (n, D) each are left out of the regression: (n, C), twice.
+
+        With the rows H (2, M) of an image and A = H (G + lambda I)^-1 H^T (2, 2), the residuals without the image are
+        (I - A)^-1 times those with it. `factor` is what `partial_fit` returned; a vector may be given twice, if it was added once.
+        """
+        hidden = [self.project(features).double() for features in (first, second)]
+        solved = [torch.linalg.solve_triangular(factor, rows.T, upper=False) for rows in hidden]  # (M, n)
+        targets = F.one_hot(labels, len(self.ridge.sums)).double()
+        residuals = torch.stack([targets - self.ridge(rows) for rows in hidden], dim=1)  # (n, 2, C)
+        if first is second:
+            leverage = solved[0].square().sum(dim=0)  # (n,)
+            left_out = targets - residuals[:, 0] / (1 - leverage).unsqueeze(1)
+            return left_out, left_out
+        inner = torch.stack([(one * other).sum(dim=0) for one in solved for other in solved], dim=1).view(-1, 2, 2)  # A
+        system = torch.eye(2, dtype=inner.dtype, device=inner.device) - inner
+        left_out_rows = targets.unsqueeze(1) - torch.linalg.solve(system, residuals)  # (n, 2, C)
+        return left_out_rows[:, 0], left_out_rows[:, 1]
+
+    @torch.no_grad()
+    def compute_left_out_alone(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Compute the outputs of a regression on these images (n, D) alone, each of them left out in turn: (n, C)."""
+        hidden = self.project(features).double()
+        kernel = hidden @ hidden.T  # (n, n)
+        kernel.diagonal().add_((self.ridge.relative_strength or 0.0) * kernel.diagonal().mean())
+        inverse = torch.linalg.inv(kernel)
+        targets = F.one_hot(labels, len(self.ridge.sums)).double()
+        left_out: Tensor = targets - inverse @ targets / inverse.diagonal().unsqueeze(1)
+        return left_out
+
+    def _keep(self, features: Tensor, labels: Tensor) -> None:
+        if self.keep_features:
+            self.kept_features = torch.cat([self.kept_features, features.to(self.kept_features)])
+            self.kept_labels = torch.cat([self.kept_labels, labels])
+
+    def _restore_gram(self) -> None:
+        """Compute the sums from the kept features, class by class, where G was not saved."""
+        if not self.keep_features or len(self.ridge.gram) or not len(self.kept_labels):
+            return
+        self.ridge.sums.zero_()
+        if self.ridge.relative_strength is not None:
+            self.ridge.count.zero_()
+        order = self.kept_labels.argsort(stable=True)
+        for rows in order.split(_CHUNK):
+            self.ridge.observe(self.project(self.kept_features[rows]), self.kept_labels[rows])
+
+    @torch.no_grad()
+    def forget_kept(self, label: int) -> None:
+        """Drop the kept features of a class; `refit` then solves without them. Its rows are the caller's to remove."""
+        remaining = self.kept_labels != label
+        self.kept_features, self.kept_labels = self.kept_features[remaining], self.kept_labels[remaining]
+        self.kept_labels = self.kept_labels - (self.kept_labels > label).long()
+
+    @torch.no_grad()
+    def refit(self) -> None:
+        """Solve again, after rows or images were removed."""
+        if self.keep_features:
+            self.ridge.gram = self.ridge.gram[:0, :0]
+        self._restore_gram()
+        if len(self.ridge.gram):
+            self.ridge.solve()
 
     def forward(self, features: Tensor) -> Tensor:
         """Compute logits in float64: (n, D) -> (n, C).

@@ -50,6 +50,11 @@ class Statistics(nn.Module):
     count: Tensor  # (C,)
     mean: Tensor  # (C, D)
 
+    @property
+    def feature_statistics(self) -> tuple[str, ...]:
+        """Names of the buffers: all of them describe the images of a class."""
+        return ("count", "mean", *self.spread_shapes())
+
     def spread_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return names and per-class shapes of the buffers that a subclass adds."""
         return {}

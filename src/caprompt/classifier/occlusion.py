@@ -1,0 +1,124 @@
+"""Heat maps by removing patches: which parts of an image speak for one class against another.
+
+Copies of an image, each without a random set of its patches, are predicted like any other images, so
+this works for every method and needs no gradient. A patch is removed by painting it in the mean color
+of the image. With r_j = 1 where patch j is removed, a ridge regression over the copies
+
+    margin(r)  ~  constant - sum_j heat_j r_j
+
+gives each patch the amount by which its removal lowers the margin, on average over what else is
+missing. The margin is the logit of one class minus that of the other.
+
+Where a backbone has many small patches, sets of blocks of patches are removed as well, and heat_j is
+the sum of a term of the block and one of the patch: the blocks say where to look, the patches refine.
+
+Shapes: K copies, R x R patches, P = R * R, S image side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from caprompt.utils.random import make_generator
+
+__all__ = ["HeatMap", "compute_heat_map", "draw_removals", "fit_heat", "remove_patches", "select_hottest"]
+
+Margin = Callable[[Tensor], Tensor]  # images (K, 3, S, S) -> margins (K,)
+
+REMOVED_SHARE = (0.05, 0.6)  # of the patches, in one copy
+MAX_GRID = 8  # patches along a side; a finer grid has blocks as well
+RIDGE_STRENGTH = 0.1  # penalty on a squared term, per copy
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The heat of every patch, and how well the regression behind it predicts copies that it was not fitted to."""
+
+    heat: Tensor  # (R, R), on the CPU in float64
+    fit: float  # 1 - squared error / variance of the margins, each copy left out in turn; 1 is perfect, 0 is none
+
+
+def compute_heat_map(margin: Margin, image: Tensor, grid: int, copies: int, batch_size: int) -> HeatMap:
+    """Compute the heat map of an image (3, S, S); the same image and margin always give the same map."""
+    removals = draw_removals(copies, grid)
+    margins = [margin(remove_patches(image, part)).double().cpu() for part in removals.split(batch_size)]
+    return fit_heat(removals, torch.cat(margins))
+
+
+def draw_removals(copies: int, grid: int) -> Tensor:
+    """Draw which patches each copy lacks: (K, R, R), true where removed. Every other copy lacks whole blocks."""
+    generator = make_generator(0, "explain")
+    block = _choose_block(grid)
+    side = -(-grid // block)
+    low, high = REMOVED_SHARE
+    shares = low + (high - low) * torch.rand(copies, 1, 1, generator=generator)
+    removals = torch.rand(copies, grid, grid, generator=generator) < shares
+    if block > 1:
+        blocks = torch.rand(copies, side, side, generator=generator) < shares
+        removals[::2] = _enlarge(blocks, block, grid)[::2]
+    return removals
+
+
+def remove_patches(image: Tensor, removals: Tensor) -> Tensor:
+    """Return a copy of an image (3, S, S) for every set of patches (K, R, R), painted in its mean color: (K, 3, S, S).
+
+    >>> remove_patches(torch.tensor([[[1.0, 2.0], [3.0, 6.0]]]), torch.tensor([[[False, True], [False, False]]])).tolist()
+    [[[[1.0, 3.0], [3.0, 6.0]]]]
+    """
+    patch = image.shape[-1] // removals.shape[-1]
+    pixels = _enlarge(removals, patch, image.shape[-1]).unsqueeze(1).to(image.device)  # (K, 1, S, S)
+    return torch.where(pixels, image.mean(dim=(1, 2), keepdim=True), image)
+
+
+def fit_heat(removals: Tensor, margins: Tensor) -> HeatMap:
+    """Fit the regression to removed patches (K, R, R) and margins (K,)."""
+    grid = removals.shape[-1]
+    block = _choose_block(grid)
+    inputs = removals.double().flatten(1)  # (K, P)
+    if block > 1:
+        # Divided by the block's side, a block's input varies as much as a patch's, and both are penalized alike.
+        padded = F.pad(removals.double(), (0, -grid % block, 0, -grid % block)).unsqueeze(1)
+        inputs = torch.cat([inputs, block * F.avg_pool2d(padded, block).flatten(1)], dim=1)
+    centered, target = inputs - inputs.mean(dim=0), margins.double() - margins.double().mean()
+    system = centered.T @ centered
+    system.diagonal().add_(RIDGE_STRENGTH * len(margins))
+    solved = torch.linalg.solve(system, centered.T)  # (terms, K)
+    heat = -(solved @ target)
+    terms = heat[: grid**2].view(grid, grid)
+    if block > 1:
+        side = -(-grid // block)
+        terms = terms + _enlarge(heat[grid**2 :].view(1, side, side), block, grid)[0] / block
+    leverage = (centered * solved.T).sum(dim=1) + 1 / len(margins)
+    errors = (target + centered @ heat) / (1 - leverage)  # of each copy, by the regression on all others
+    variance = float(target.square().sum())
+    return HeatMap(terms, 1 - float(errors.square().sum()) / variance if variance else 0.0)
+
+
+def select_hottest(heat: Tensor, share: float) -> Tensor:
+    """Return which patches are the hottest share of a map: (R, R), true for these.
+
+    >>> select_hottest(torch.tensor([[0.0, 3.0], [2.0, -4.0]]), 0.5).tolist()
+    [[False, True], [True, False]]
+    """
+    selected = torch.zeros(heat.numel(), dtype=torch.bool)
+    selected[heat.flatten().argsort(descending=True, stable=True)[: round(share * heat.numel())]] = True
+    return selected.view_as(heat)
+
+
+def _choose_block(grid: int) -> int:
+    """Return the side of a block in patches: 1 where patches are few enough to do without.
+
+    >>> [_choose_block(grid) for grid in (4, 8, 14, 37)]
+    [1, 1, 2, 5]
+    """
+    return -(-grid // MAX_GRID)
+
+
+def _enlarge(cells: Tensor, factor: int, side: int) -> Tensor:
+    """Repeat every cell in both directions, and cut off what is beyond the side: (K, n, n) -> (K, side, side)."""
+    return cells.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)[:, :side, :side]

@@ -1,0 +1,118 @@
+"""Ridge regression on frozen features, without any training: the sums of RanPAC without its adapter.
+
+    h(x) = relu(f(x) P),  P ~ N(0, 1) fixed,        W = (G + lambda I)^-1 Q,        logits = s h(x) W
+
+f is the frozen, un-adapted backbone; lambda is relative to the mean squared length of h (`components/ridge.py`). All that is
+learned are sums over images, in float64, so the result does not depend on the order or the number of tasks, and the images of a
+class can be taken out again exactly.
+
+Shapes: B images, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from caprompt.backbones.vit import ViT
+from caprompt.methods.base import Batches, HonestScores
+from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
+from caprompt.methods.options import Options
+from caprompt.methods.registry import register
+from caprompt.methods.templates import DirectMethod
+
+__all__ = ["FrozenRidge", "FrozenRidgeOptions"]
+
+
+class FrozenRidgeOptions(Options):
+    """Options of the random projection and of the regression."""
+
+    projections: int = Field(5000, ge=1, description="width of the random projection; the model file grows with its square")
+    ridge_strength: float = Field(0.1, gt=0, description="lambda, relative to the mean square of the projected features")
+    ridge_scale: float = Field(20.0, gt=0, description="factor on the logits")
+    keep_features: bool = Field(
+        False,
+        description="keep the features of every image instead of sums, so that a class can be forgotten without its images; with "
+        "few images the model is then smaller, but it reveals more of them",
+    )
+
+    at_prediction: ClassVar[frozenset[str]] = Options.at_prediction | {"ridge_scale"}
+
+
+@register("ridge")
+class FrozenRidge(DirectMethod):
+    """Random projection of frozen features and ridge regression."""
+
+    summary = "ridge regression on random projections of frozen features, no training"
+    options_class = FrozenRidgeOptions
+    check_options: ClassVar = {**DirectMethod.check_options, "projections": 100}
+    check_variants: ClassVar = ({"keep_features": True},)
+    options: FrozenRidgeOptions
+    head: RandomRidge
+
+    def __init__(self, vit: ViT, options: FrozenRidgeOptions) -> None:
+        head = RandomRidge(
+            vit.config.width,
+            options.projections,
+            options.ridge_strength,
+            keep_features=options.keep_features,
+            dtype=torch.float64,
+        )
+        super().__init__(vit, options, head)
+
+    @property
+    def learning_state(self) -> tuple[str, ...]:
+        """The sums of the regression, or the features behind them."""
+        return tuple(f"head.{name}" for name in self.head.learning_state)
+
+    @property
+    def epochs(self) -> int:
+        """Number of training epochs: none, since nothing is trained."""
+        return 0
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return no loss: nothing is trained."""
+        return {}
+
+    @torch.no_grad()
+    def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
+        """Add the images to the regression, and score some of them as if they were left out."""
+        pairs = [(self.vit(images), labels) for images, labels in batches]
+        factor = self.head.partial_fit(pairs, generator)
+        if factor is None:
+            return
+        features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        subset = torch.randperm(len(labels), generator=generator)[:MAX_SCORED].to(labels.device)
+        features, labels = features[subset], labels[subset]
+        logits, _ = self.head.compute_left_out(factor, features, features, labels)
+        logits = self.options.ridge_scale * logits
+        self.honest_scores = HonestScores(logits, logits, labels)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Compute scaled regression outputs: (B, C)."""
+        logits: Tensor = self.options.ridge_scale * self.head(self.vit(images))
+        return logits
+
+    # -- forgetting --------------------------------------------------------------------------------
+
+    def explain_inexact(self, has_images: bool) -> str | None:
+        """The sums are over all classes: the class's share is known only with its features or images."""
+        if has_images or self.options.keep_features:
+            return None
+        return "the sums of its features are not kept apart from those of other classes; give its images once more"
+
+    @torch.no_grad()
+    def subtract_class(self, index: int, batches: Batches | None) -> None:
+        """Take the class out of the sums: by its kept features, or by those of its images."""
+        if self.options.keep_features:
+            self.head.forget_kept(index)
+        elif batches is not None:
+            for images, labels in batches:
+                self.head.ridge.subtract(self.head.project(self.vit(images)), labels)
+
+    def refit(self) -> None:
+        """Solve the regression again."""
+        self.head.refit()
