@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from backbones.published import publish_backbone
+from export.local_hub import LocalHub, start_hub
 from helpers import write_backbone
 
 # Tensors are tiny here: one thread is several times as fast as many. Child processes inherit the variable.
@@ -20,6 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job 
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the weights file of a tiny random ViT."""
     return write_backbone(tmp_path_factory.mktemp("backbone") / "tiny.safetensors")
+
+
+@pytest.fixture
+def backbone_hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """Return a hub that serves one backbone, while this machine has the embedded one only."""
+    with start_hub() as hub:
+        publish_backbone(hub, tmp_path_factory.mktemp("hub"), monkeypatch)
+        yield hub
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

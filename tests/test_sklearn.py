@@ -193,6 +193,8 @@ def test_images_are_taken_in_all_forms(backbone: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(extractor.transform(source), expected)
     with pytest.raises(DataError, match="image 0 is a NoneType"):
         extractor.transform([None])
+    with pytest.raises(DataError, match=r"there is no image file 'gone\.png'; leave it out"):
+        extractor.transform(["gone.png"])
 
 
 @pytest.mark.parametrize("method", ["caprompt", "l2p", "inflora", "ranpac"])

@@ -26,7 +26,7 @@ from torch import Tensor
 from caprompt.backbones.weights import DEFAULT_BACKBONE, Backbone, load_backbone
 from caprompt.classifier import ContinualClassifier
 from caprompt.data.samples import Samples
-from caprompt.data.sources import read_images
+from caprompt.data.sources import explain_without_skipping, read_images
 from caprompt.engine.inference import choose_batch_size, map_samples
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError, OptionError
@@ -84,7 +84,8 @@ class FeatureExtractor(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         images = read_images(X)
         if not images:
             return np.zeros((0, self.n_features_out_), dtype=np.float32)
-        return self._network.extract(Samples(images, ("unlabeled",) * len(images)), self.batch_size)
+        with explain_without_skipping():
+            return self._network.extract(Samples(images, ("unlabeled",) * len(images)), self.batch_size)
 
     def _load(self) -> _Network:
         if self.model is None:
@@ -223,20 +224,21 @@ class IncrementalRidgeClassifier(ClassifierMixin, BaseEstimator):  # type: ignor
         features, labels = validate_data(self, X, y, reset=reset, dtype=np.float64)
         check_classification_targets(labels)
         names = np.unique(labels) if classes is None else np.union1d(labels, np.asarray(classes))
+        generator = torch.Generator()
         if reset:
-            self._generator = torch.Generator().manual_seed(int(check_random_state(self.random_state).randint(2**31 - 1)))
+            generator.manual_seed(int(check_random_state(self.random_state).randint(2**31 - 1)))
             self._ridge = RandomRidge(features.shape[1], self.projections, float(self.alpha)).double()
             self._arrived = names[:0]  # the class of each output
         elif _is_text(names) != _is_text(self._arrived):
             raise InputError("the labels are numbers in one call and text in another; use one of the two")
         new = names if reset else np.setdiff1d(names, self._arrived)
         if len(new):
-            self._ridge.grow(len(new), self._generator)
+            self._ridge.grow(len(new), generator)  # draws the projection with the first classes
             self._arrived = np.concatenate([self._arrived, new])
         self.classes_ = np.unique(self._arrived)
         output_of = {name: output for output, name in enumerate(self._arrived.tolist())}
         targets = torch.tensor([output_of[label] for label in labels.tolist()])
-        self._ridge.partial_fit([(_to_tensor(features), targets)], self._generator)
+        self._ridge.partial_fit([(_to_tensor(features), targets)], generator)
         return self
 
     def _check_parameters(self) -> None:

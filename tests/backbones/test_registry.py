@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from helpers import caprompt
+from backbones.published import DEIT, use_closed_port
+from export.local_hub import LocalHub
+from helpers import TINY, caprompt, read_tree
 from safetensors.torch import save_file
 
 from caprompt.backbones import registry
@@ -26,8 +29,6 @@ from caprompt.backbones.registry import (
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, count_parameters, list_backbones, load_backbone
 from caprompt.errors import InputError
-
-DEIT = "deit_tiny_patch16_224.fb_in1k"
 
 
 @pytest.fixture
@@ -130,17 +131,76 @@ def test_identify_model_by_file_name() -> None:
     assert identify_model(Path(f"weights/{DEIT}.safetensors")) == MODELS[DEIT]
 
 
-def test_missing_file_is_downloaded_from_the_hub(backbones_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    downloads: list[tuple[str, str]] = []
+@pytest.fixture
+def cache(backbone_hub: LocalHub) -> Path:
+    """Return the cache of a hub that serves one backbone."""
+    return Path(huggingface_hub.constants.HF_HUB_CACHE)
 
-    def download(repo: str, file: str) -> str:
-        downloads.append((repo, file))
-        return str(write_weights(backbones_dir.parent / "model.safetensors", MODELS[DEIT].config))
 
-    monkeypatch.setattr(registry, "is_hub_reachable", lambda: True)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert load_backbone(DEIT).config.width == 192
-    assert downloads == [(f"timm/{DEIT}", "model.safetensors")]
+def list_files(cache: Path) -> list[Path]:
+    """Return the files and links of a cache that could be taken for weights, whole or in part."""
+    return [path for path in cache.rglob("*") if {"blobs", "snapshots"} & set(path.parts) and not path.is_dir()]
+
+
+def test_missing_file_is_downloaded_from_the_hub_once(backbone_hub: LocalHub, cache: Path) -> None:
+    assert find_local_file(MODELS[DEIT]) is None
+    for _ in range(2):
+        loaded = load_backbone(DEIT)
+        assert (loaded.name, loaded.config, loaded.sha256) == (DEIT, TINY, MODELS[DEIT].sha256)
+        assert loaded.path == find_local_file(MODELS[DEIT])
+        assert cache in loaded.path.parents
+    assert backbone_hub.downloads == [f"timm/{DEIT}/model.safetensors"]
+
+
+def test_download_is_resumed_where_its_connection_broke(backbone_hub: LocalHub) -> None:
+    backbone_hub.break_at = 5000
+    assert load_backbone(DEIT).sha256 == MODELS[DEIT].sha256
+    assert backbone_hub.downloads == [f"timm/{DEIT}/model.safetensors"] * 2
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_damaged_download_is_deleted(backbone_hub: LocalHub, cache: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool) -> None:
+    """Its hash is recorded in the registry, or else it is the one that the hub has."""
+    backbone_hub.damaged = True
+    expected = MODELS[DEIT].sha256
+    if not recorded:
+        monkeypatch.setitem(MODELS, DEIT, replace(MODELS[DEIT], sha256=""))
+    with pytest.raises(
+        InputError, match=rf"download of '{DEIT}' was deleted: its SHA-256 is \w+... and not {expected[:12]}"
+    ) as caught:
+        find_file(MODELS[DEIT])
+    assert len(str(caught.value).splitlines()) == 1
+    assert list_files(cache) == []
+    assert find_local_file(MODELS[DEIT]) is None
+    backbone_hub.damaged = False
+    assert find_file(MODELS[DEIT]).is_file()
+
+
+def test_file_that_the_hub_does_not_have_is_one_sentence(backbone_hub: LocalHub, cache: Path) -> None:
+    backbone_hub.commit(f"timm/{DEIT}", {}, deleted=["model.safetensors"])
+    with pytest.raises(InputError, match=r"could not be downloaded \(.*404.*\); put 'model.safetensors'") as caught:
+        find_file(MODELS[DEIT])
+    assert len(str(caught.value).splitlines()) == 1
+    assert list_files(cache) == []
+
+
+def test_without_a_network_nothing_is_written(tmp_path: Path, backbone_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_closed_port(tmp_path, monkeypatch)
+    with pytest.raises(InputError, match="not on this machine and the hub cannot be reached"):
+        find_file(MODELS[DEIT])
+    assert read_tree(tmp_path) == {}
+
+
+def test_licenses_and_sizes() -> None:
+    licenses = {name: model.license for name, model in MODELS.items()}
+    non_commercial = {"vit_base_patch16_224.mae", "vit_base_patch16_224.mocov3"}
+    assert {name for name, license in licenses.items() if license == "CC-BY-NC-4.0"} == non_commercial
+    assert licenses.pop("vit_base_patch16_clip_224.openai") == "MIT"
+    assert {license for name, license in licenses.items() if name not in non_commercial} == {"Apache-2.0"}
+    for model in MODELS.values():
+        assert (model.megabytes is None) == (model.repo is None)
+        if model.megabytes:  # a file in float32 with or without a head, and CLIP's with its text tower
+            assert 0.99 < model.megabytes / (4 * count_parameters(model.config) / 1e6) < 1.2 or model.name.endswith("openai")
 
 
 def test_offline_error_says_which_file_to_put_where(backbones_dir: Path) -> None:
@@ -155,16 +215,6 @@ def test_offline_error_says_which_file_to_put_where(backbones_dir: Path) -> None
 def test_error_for_models_that_are_not_on_the_hub_links_to_their_authors(backbones_dir: Path, name: str) -> None:
     with pytest.raises(InputError, match=rf"are not on the hub; put '.*' from https://github.com/.* at '.*{name}.pth'"):
         find_file(MODELS[name])
-
-
-def test_failed_download_is_one_sentence(backbones_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(repo: str, file: str) -> str:
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nmore\nlines")
-
-    monkeypatch.setattr(registry, "is_hub_reachable", lambda: True)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(InputError, match=r"could not be downloaded \(no connection\); put 'model.safetensors'"):
-        find_file(MODELS[DEIT])
 
 
 def test_reachability_of_the_hub_is_checked_quickly(monkeypatch: pytest.MonkeyPatch) -> None:

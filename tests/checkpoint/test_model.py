@@ -21,7 +21,7 @@ def test_checkpoint_of_a_finished_call_does_not_count(tmp_path: Path, backbone: 
     model = ContinualClassifier(backbone=backbone, **QUICK)  # type: ignore[arg-type]
     model._write(tmp_path / IN_PROGRESS, {"epochs_done": 1}, {})
     assert has_stopped_call(tmp_path)
-    copy = shutil.copytree(tmp_path / IN_PROGRESS, tmp_path / "copy")
+    copy = shutil.copytree(tmp_path / IN_PROGRESS, tmp_path / ".copy")
     model.learn(squares(["red"]), checkpoint_dir=tmp_path)
     assert not has_stopped_call(tmp_path)
     copy.rename(tmp_path / IN_PROGRESS)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from PIL import Image
 from caprompt import ContinualClassifier, InputError
 from caprompt.backbones.vit import COMPILED_METHODS
 from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
+from caprompt.classifier import editing
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 
 
@@ -372,3 +375,110 @@ def test_learning_in_three_processes_is_bit_equal_to_one(tmp_path: Path, backbon
             subprocess.run([sys.executable, "-c", script, str(tmp_path / folder), str(backbone), *own_sources], check=True)
     assert (tmp_path / "one" / "state.safetensors").read_bytes() == (tmp_path / "three" / "state.safetensors").read_bytes()
     assert (tmp_path / "one" / "classes.json").read_bytes() == (tmp_path / "three" / "classes.json").read_bytes()
+
+
+# -- two writers, other models, links and full disks -------------------------------------------------------------------
+
+LEARN = """
+import sys, time
+from caprompt import ContinualClassifier
+from caprompt.errors import CapromptError
+model = ContinualClassifier.load(sys.argv[1])
+print("loaded", flush=True)
+sys.stdin.readline()
+try:
+    model.learn(sys.argv[2], checkpoint_dir=sys.argv[1])
+    print("learned", flush=True)
+except CapromptError as error:
+    print(error, flush=True)
+"""
+
+
+def make_untrained(backbone: Path) -> ContinualClassifier:
+    """Return a model of a method that does not train."""
+    return ContinualClassifier("ncm", backbone)
+
+
+@pytest.mark.parametrize("name", [".ready", "in-progress", "versions"])
+def test_link_in_a_received_folder_is_never_followed(backbone: Path, tmp_path: Path, name: str) -> None:
+    folder, victim = tmp_path / "m", tmp_path / "victim"
+    model = make_untrained(backbone)
+    model.learn(squares(["red", "green"]), checkpoint_dir=folder)
+    shutil.copytree(folder, victim)
+    (victim / "precious.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in victim.iterdir()}
+    (folder / name).symlink_to(victim)
+    for change in (
+        lambda: model.learn(squares(["blue"]), checkpoint_dir=folder),
+        lambda: model.save(folder),
+        lambda: editing.rename(folder, "red", "crimson"),
+        lambda: editing.undo(folder),
+    ):
+        with pytest.raises(InputError, match="symbolic link"):
+            change()
+    assert {path.name: path.read_bytes() for path in victim.iterdir()} == before
+    assert (folder / name).is_symlink()
+
+
+def test_another_model_with_as_many_calls_is_not_overwritten(backbone: Path, tmp_path: Path) -> None:
+    first, second = make_untrained(backbone), make_untrained(backbone)
+    first.learn(squares(["red"]), checkpoint_dir=tmp_path / "first")
+    second.learn(squares(["green"]), checkpoint_dir=tmp_path / "second")
+    with pytest.raises(ModelFolderError, match="is not the one that is learning"):
+        second.learn(squares(["blue"]), checkpoint_dir=tmp_path / "first")
+    assert ContinualClassifier.load(tmp_path / "first").classes == ["red"]
+
+
+def test_lack_of_space_is_found_before_training(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))
+    with pytest.raises(ModelFolderError, match=r"about \d+ MB are needed in '.*m', but 0 MB are free"):
+        make_model(backbone).learn(squares(["red"]), checkpoint_dir=tmp_path / "m", callbacks=events.append)
+    assert not any(isinstance(event, LearnStarted) for event in events)
+    assert not (tmp_path / "m").exists()
+
+
+def test_images_that_were_learned_are_left_out(backbone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    model = make_untrained(backbone)
+    model.learn(write_squares(tmp_path / "photos", ["red", "green"]), checkpoint_dir=folder)
+    with pytest.raises(InputError, match="all 10 images were learned before; learn them once more with again=True"):
+        model.learn(tmp_path / "photos", checkpoint_dir=folder)
+    write_squares(tmp_path / "photos", ["red"], each=2, start=40)
+    learned = ContinualClassifier.load(folder).learn(tmp_path / "photos", checkpoint_dir=folder)
+    assert len(learned) == 2
+    assert learned.skipped == ("10 image(s) that were learned before were left out; learn them once more with again=True",)
+    model = ContinualClassifier.load(folder)
+    assert model.images_seen == {"green": 5, "red": 7}
+    model.learn(tmp_path / "photos", again=True)
+    assert model.images_seen == {"green": 10, "red": 14}
+
+
+def test_resuming_needs_checkpoints(backbone: Path) -> None:
+    with pytest.raises(InputError, match="give checkpoint_dir as well"):
+        make_untrained(backbone).learn(squares(["red"]), resume=True)
+
+
+@pytest.mark.slow
+def test_two_processes_that_learn_at_once_lose_nothing(backbone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    make_model(backbone).learn(squares(["red", "green"]), checkpoint_dir=folder)
+    processes = []
+    for color in ("blue", "yellow"):
+        photos = write_squares(tmp_path / color, [color])
+        words = [sys.executable, "-c", LEARN, str(folder), str(photos)]
+        processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loaded\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate()[0].strip() for process in processes]
+    winners = [color for color, answer in zip(("blue", "yellow"), answers, strict=True) if answer == "learned"]
+    assert len(winners) == 1, answers
+    refusal = next(answer for answer in answers if answer != "learned")
+    assert "being changed by another call" in refusal or "is not the one that is learning" in refusal
+    assert ContinualClassifier.load(folder).classes == ["green", "red", *winners]

@@ -192,6 +192,16 @@ def test_other_sources_raise_one_sentence(source: object, message: str) -> None:
         read_source(source)
 
 
+def test_error_of_a_dataset_is_one_sentence() -> None:
+    class Broken(MapStyle):
+        def __getitem__(self, index: int) -> Any:
+            raise OSError("disk is gone\nsorry")
+
+    for read in (read_source, read_images):
+        with pytest.raises(DataError, match=r"item 0 of the dataset cannot be read \(disk is gone\); repair or remove it"):
+            read(Broken([1, 2]))
+
+
 def test_images_and_labels_given_to_predict_are_refused(pairs: list[Any]) -> None:
     images, labels = zip(*pairs, strict=True)
     with pytest.raises(DataError, match="image 0 is a list"):

@@ -1,7 +1,7 @@
 """A small Hugging Face hub on this machine: repositories, commits, large files and downloads over HTTP, in memory.
 
 It speaks as much of the hub's protocol as `huggingface_hub` needs to create a repository, upload to it in commits, list it and
-download from it. As at the hub, tensors are uploaded as large files (LFS), and writing needs a token.
+download from it. As at the hub, tensors are large files (LFS), whose ETag is their SHA-256, and writing needs a token.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
 import yaml
+from huggingface_hub import constants
 
-__all__ = ["TOKEN", "LocalHub", "start_hub"]
+__all__ = ["TOKEN", "LocalHub", "start_hub", "use_endpoint"]
 
 TOKEN = "hf_of_this_test_only"
 Files = dict[str, bytes]
@@ -34,6 +37,8 @@ class LocalHub:
     private: set[str] = field(default_factory=set)
     large_files: dict[str, bytes] = field(default_factory=dict)
     downloads: list[str] = field(default_factory=list)  # owner/name/file, in their order
+    break_at: int | None = None  # bytes of the next download after which its connection breaks
+    damaged: bool = False  # the first byte of every file is another one than that of its hash
 
     def create(self, repository: str) -> None:
         """Create a repository with an empty first commit."""
@@ -92,12 +97,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(error.status, error.content, {"X-Error-Code": error.code} if error.code else {})
 
     def send(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        self.send_response(206 if start else status)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        for name, value in {"Content-Length": str(len(content) - start), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        if self.command == "HEAD":
+            return
+        end = self.hub.break_at or len(content)
+        self.wfile.write(content[start:end])
+        if self.hub.break_at:
+            self.hub.break_at, self.close_connection = None, True
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -119,7 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
                 raise HubError(404, "EntryNotFound")
             if self.command == "GET":
                 self.hub.downloads.append(f"{repository}/{name}")
-            return files[name], {"X-Repo-Commit": commit, "ETag": f'"{make_oid(files[name])}"'}
+            content = files[name]
+            etag = hashlib.sha256(content).hexdigest() if name.endswith(".safetensors") else make_oid(content)
+            sent = bytes([content[0] ^ 1]) + content[1:] if self.hub.damaged else content
+            return sent, {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}
         raise HubError(404)
 
     def find(self, repository: str, revision: str) -> tuple[str, Files]:
@@ -231,3 +246,17 @@ def start_hub() -> Iterator[LocalHub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def use_endpoint(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `huggingface_hub` talk to this address, with an empty cache in a folder; so do child processes."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    environment = {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)

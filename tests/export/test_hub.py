@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from export.local_hub import TOKEN, LocalHub, start_hub
+from export.local_hub import TOKEN, LocalHub, start_hub, use_endpoint
 from helpers import (
     assert_refused,
     caprompt_in_process,
@@ -61,16 +61,6 @@ def hub(running_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for content in (running_hub.repositories, running_hub.private, running_hub.large_files, running_hub.downloads):
         content.clear()
     return running_hub
-
-
-def use_endpoint(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -64,3 +64,16 @@ def test_defaults_are_those_that_the_published_results_were_measured_with() -> N
     own["training_head"] = "cosine"
     defaults = get_method("caprompt").options_class()
     assert {name: getattr(defaults, name) for name in own} == own
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"crop_scale": (1.0, 0.3)}, r"option 'crop_scale' of x cannot be '\(1.0, 0.3\)': needs 0 < smallest <= largest <= 1"),
+        ({"epochs": "lots"}, "option 'epochs' of x cannot be 'lots': it should be a valid integer or 'auto'"),
+        ({"flip": 2}, "option 'flip' of x cannot be '2': it should be less than or equal to 1"),
+    ],
+)
+def test_messages_are_sentences(values: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^{message}$"):
+        validate_options(Options, values, owner="x")

@@ -39,6 +39,7 @@ from caprompt.utils.files import compute_sha256, read_json
 
 __all__ = [
     "DEFAULT_BACKBONE",
+    "PACKAGED_LICENSE",
     "Backbone",
     "count_parameters",
     "list_backbones",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 DEFAULT_BACKBONE = "vit_mini_patch8_64.tin200_distilled"
+PACKAGED_LICENSE = "Apache-2.0"  # that of the package
 PACKAGE_DIRECTORY = Path(__file__).parent
 # What the readers raise for damaged files.
 READ_ERRORS = (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from caprompt import metrics
 from caprompt.metrics import Matrix
 
 if TYPE_CHECKING:
@@ -74,6 +75,15 @@ class EpochEnded:
         losses = {name: round(value, 6) for name, value in self.losses.items()}
         return {"epoch": self.epoch, "losses": losses, "images": self.images, "seconds": round(self.seconds, 3)}
 
+    def as_scalars(self, task: int) -> dict[str, float]:
+        """Return the curves of a tracker that this epoch of a task has a value of.
+
+        >>> EpochEnded(epoch=0, epochs=2, losses={"ce": 0.5}, images=8, seconds=2.0).as_scalars(task=1)
+        {'task 1/loss ce': 0.5, 'task 1/images per second': 4.0}
+        """
+        losses = {f"task {task}/loss {name}": value for name, value in self.losses.items()}
+        return {**losses, f"task {task}/images per second": self.images / max(self.seconds, 1e-9)}
+
 
 @dataclass(frozen=True)
 class Consolidating:
@@ -93,6 +103,15 @@ class TaskEvaluated:
     """A run evaluated its model after a task."""
 
     matrix: Matrix  # the accuracy matrix so far, in percent
+
+    def as_scalars(self) -> dict[str, float]:
+        """Return the curves of a tracker that this evaluation has a value of: two metrics, and the last row of the matrix.
+
+        >>> TaskEvaluated([[90.0], [80.0, 100.0]]).as_scalars()
+        {'test/ACC': 90.0, 'test/AF': 10.0, 'test/accuracy on task 1': 80.0, 'test/accuracy on task 2': 100.0}
+        """
+        row = {f"test/accuracy on task {task}": accuracy for task, accuracy in enumerate(self.matrix[-1], start=1)}
+        return {"test/ACC": metrics.average_accuracy(self.matrix), "test/AF": metrics.forgetting(self.matrix), **row}
 
 
 Event = ImagesChecked | LearnStarted | StepEnded | EpochEnded | Consolidating | LearnEnded | TaskEvaluated

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from caprompt.errors import ModelFolderError
-from caprompt.utils.files import check_no_link, remove_drafts
+from caprompt.utils.files import READY, check_no_link, remove_drafts
 
 if sys.platform == "win32":
     import msvcrt
@@ -31,8 +31,10 @@ LOCK = ".lock"
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is created if need be; raise `ModelFolderError` if another writer holds it."""
     file = folder / LOCK
-    check_no_link(file)
     created = _make_folder(folder)
+    for path in folder.iterdir():
+        if path.is_dir() or path.name in (LOCK, READY):  # links to single files are replaced, never written through
+            check_no_link(path)
     try:
         descriptor = _acquire(file)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from caprompt.backbones.weights import Backbone, list_packaged, load_backbone
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.methods.options import validate_options
 from caprompt.utils.devices import FP8, has_float8
-from caprompt.utils.files import compute_sha256
+from caprompt.utils.files import compute_sha256, write_json
 
 __all__ = [
     "IN_PROGRESS",
@@ -26,6 +27,7 @@ __all__ = [
     "has_stopped_call",
     "load_saved_backbone",
     "read_stopped_call",
+    "record_evaluation",
     "select_by_prefix",
 ]
 
@@ -65,6 +67,13 @@ def read_stopped_call(folder: Path, config: Mapping[str, Any], digest: str) -> c
     if saved.config["progress"]["digest"] != digest:
         raise InputError(f"the images are not those of the call that was stopped in '{folder}'; resume it with the same")
     return saved
+
+
+def record_evaluation(folder: Path, identity: str | None, evaluation: Mapping[str, Any]) -> None:
+    """Keep the last evaluation beside the version of the model that was evaluated, where the folder can be written to."""
+    with suppress(ModelFolderError, OSError), checkpoint.lock_folder(folder):
+        if checkpoint.read_identity(folder) == identity:
+            write_json(folder / checkpoint.EVALUATION, evaluation)
 
 
 def get_saved_options(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def explain_missing_means(method: Method) -> str | None:
     """Return a sentence on why there is nothing to compare an image with; None if there is."""
     found = _find_statistics(method)
     if found is None:
-        return f"the method {method.name} stores no class means of the features that it classifies"
+        return f"the method {method.name} stores no single mean of each class in the feature space of its classifier"
     if f"{found[0]}.mean" in method.removed_state:
         return "this model was published without its class means"
     return None

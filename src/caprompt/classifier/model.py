@@ -49,15 +49,14 @@ from caprompt.checkpoint.model import (
 from caprompt.classifier.class_table import ClassTable
 from caprompt.classifier.explanation import COPIES, Explanation, explain
 from caprompt.classifier.unlearned import SKIP, check_choice, make_unlearned_error, split_learned
-from caprompt.data.images import SKIP_HINT
 from caprompt.data.labels import Label, Names
 from caprompt.data.samples import Samples
-from caprompt.data.sources import Source, read_images, read_source
+from caprompt.data.sources import Source, explain_without_skipping, read_images, read_source
 from caprompt.data.validation import validate_images
 from caprompt.engine import trainer
 from caprompt.engine.inference import PredictorCache, choose_batch_size, predict_samples
 from caprompt.engine.inputs import InputPipeline, RepeatableBatches
-from caprompt.errors import DataError, InputError, ModelFolderError, OptionError
+from caprompt.errors import InputError, ModelFolderError, OptionError
 from caprompt.methods.base import Batches, HonestScores, Method, MethodOutput
 from caprompt.methods.options import Options, validate_options
 from caprompt.methods.removal import remove_class
@@ -72,7 +71,6 @@ from caprompt.outputs import (
 )
 from caprompt.utils import optimizers
 from caprompt.utils.devices import FP8, resolve_device, resolve_dtype
-from caprompt.utils.files import check_no_link
 from caprompt.utils.paths import expand_user
 from caprompt.utils.random import derive_seed, make_generator
 from caprompt.utils.throttle import Throttle
@@ -129,6 +127,11 @@ class ContinualClassifier:
             f"ContinualClassifier({self.method.name!r}, backbone={self.backbone.name!r}, "
             f"{len(self.classes)} classes in {len(self.tasks)} tasks)"
         )
+
+    @property
+    def identity(self) -> str | None:
+        """The version on disk that this model was loaded from or last saved as (`checkpoint.read_identity`)."""
+        return self._identity
 
     @property
     def classes(self) -> list[str]:
@@ -252,7 +255,6 @@ class ContinualClassifier:
 
     def _check_directory(self, directory: Path) -> None:
         """Refuse a folder with another model, or with a version of this one that was saved since it was loaded, or a full disk."""
-        check_no_link(directory / IN_PROGRESS)
         if checkpoint.exists(directory) and checkpoint.read_identity(directory) != self._identity:
             raise ModelFolderError(
                 f"the model in '{directory}' is not the one that is learning; load it again, or choose another folder"
@@ -424,11 +426,8 @@ class ContinualClassifier:
         samples = Samples(inputs, ("unlabeled",) * len(inputs))
         pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
         size = choose_batch_size(len(inputs), batch_size, self.device)
-        try:
-            with self.override_options(options):
-                return self._predict_samples(pipeline, samples, size)
-        except DataError as error:
-            raise DataError(str(error).replace(SKIP_HINT, "; leave it out")) from error  # nothing is skipped here
+        with self.override_options(options), explain_without_skipping():
+            return self._predict_samples(pipeline, samples, size)
 
     def explain(
         self, image: Any, *, against: Label | None = None, copies: int = COPIES, batch_size: int | None = None, **options: Any
@@ -505,6 +504,10 @@ class ContinualClassifier:
     def _predict_samples(self, pipeline: InputPipeline, samples: Samples, size: int, **tasks: Any) -> MethodOutput:
         """Run the method over samples and return its output, with a calibrated logit per class name."""
         output = predict_samples(self._predictors.get(self.method, size), pipeline, samples, self.method.options, size, **tasks)
+        return self.convert_output(output)
+
+    def convert_output(self, output: MethodOutput) -> MethodOutput:
+        """Return an output of the method with a calibrated logit per class name, from which the scores are computed."""
         return replace(output, logits=self.calibration.apply(self.table.merge_logits(output.logits)))
 
     def calibrate(self, source: Source, *, batch_size: int | None = None, skip_bad: bool = False) -> Calibration:

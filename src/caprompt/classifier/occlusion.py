@@ -7,12 +7,10 @@ of the image. With r_j = 1 where patch j is removed, a ridge regression over the
     margin(r)  ~  constant - sum_j heat_j r_j
 
 gives each patch the amount by which its removal lowers the margin, on average over what else is
-missing. The margin is the logit of one class minus that of the other.
+missing. The margin is the logit of one class minus that of the other. docs/explain.md compares this
+with other schemes.
 
-Where a backbone has many small patches, sets of blocks of patches are removed as well, and heat_j is
-the sum of a term of the block and one of the patch: the blocks say where to look, the patches refine.
-
-Shapes: K copies, R x R patches, P = R * R, S image side.
+Shapes: K copies, R x R patches, S image side.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from caprompt.utils.random import make_generator
@@ -31,8 +28,8 @@ __all__ = ["HeatMap", "compute_heat_map", "draw_removals", "fit_heat", "remove_p
 Margin = Callable[[Tensor], Tensor]  # images (K, 3, S, S) -> margins (K,)
 
 REMOVED_SHARE = (0.05, 0.6)  # of the patches, in one copy
-MAX_GRID = 8  # patches along a side; a finer grid has blocks as well
-RIDGE_STRENGTH = 0.1  # penalty on a squared term, per copy
+MAX_CELLS = 16  # along a side; smaller patches are removed several at a time
+RIDGE_STRENGTH = 0.1  # lambda, per copy
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,13 @@ def compute_heat_map(margin: Margin, image: Tensor, grid: int, copies: int, batc
 
 
 def draw_removals(copies: int, grid: int) -> Tensor:
-    """Draw which patches each copy lacks: (K, R, R), true where removed. Every other copy lacks whole blocks."""
+    """Draw which patches each copy lacks: (K, R, R), true where removed."""
     generator = make_generator(0, "explain")
-    block = _choose_block(grid)
-    side = -(-grid // block)
+    cell = -(-grid // MAX_CELLS)  # side of a cell, in patches
+    cells = -(-grid // cell)
     low, high = REMOVED_SHARE
     shares = low + (high - low) * torch.rand(copies, 1, 1, generator=generator)
-    removals = torch.rand(copies, grid, grid, generator=generator) < shares
-    if block > 1:
-        blocks = torch.rand(copies, side, side, generator=generator) < shares
-        removals[::2] = _enlarge(blocks, block, grid)[::2]
-    return removals
+    return _enlarge(torch.rand(copies, cells, cells, generator=generator) < shares, cell, grid)
 
 
 def remove_patches(image: Tensor, removals: Tensor) -> Tensor:
@@ -76,27 +69,20 @@ def remove_patches(image: Tensor, removals: Tensor) -> Tensor:
 
 
 def fit_heat(removals: Tensor, margins: Tensor) -> HeatMap:
-    """Fit the regression to removed patches (K, R, R) and margins (K,)."""
-    grid = removals.shape[-1]
-    block = _choose_block(grid)
-    inputs = removals.double().flatten(1)  # (K, P)
-    if block > 1:
-        # Divided by the block's side, a block's input varies as much as a patch's, and both are penalized alike.
-        padded = F.pad(removals.double(), (0, -grid % block, 0, -grid % block)).unsqueeze(1)
-        inputs = torch.cat([inputs, block * F.avg_pool2d(padded, block).flatten(1)], dim=1)
-    centered, target = inputs - inputs.mean(dim=0), margins.double() - margins.double().mean()
-    system = centered.T @ centered
-    system.diagonal().add_(RIDGE_STRENGTH * len(margins))
-    solved = torch.linalg.solve(system, centered.T)  # (terms, K)
-    heat = -(solved @ target)
-    terms = heat[: grid**2].view(grid, grid)
-    if block > 1:
-        side = -(-grid // block)
-        terms = terms + _enlarge(heat[grid**2 :].view(1, side, side), block, grid)[0] / block
-    leverage = (centered * solved.T).sum(dim=1) + 1 / len(margins)
-    errors = (target + centered @ heat) / (1 - leverage)  # of each copy, by the regression on all others
-    variance = float(target.square().sum())
-    return HeatMap(terms, 1 - float(errors.square().sum()) / variance if variance else 0.0)
+    """Fit the regression to removed patches (K, R, R) and margins (K,).
+
+    It is solved in its dual form, (K, K), since there may be more patches than copies.
+    """
+    count, grid = removals.shape[:2]
+    inputs = removals.double().flatten(1)
+    inputs, targets = inputs - inputs.mean(dim=0), margins.double() - margins.double().mean()
+    penalty = RIDGE_STRENGTH * count
+    inverse = torch.linalg.inv(inputs @ inputs.T + penalty * torch.eye(count, dtype=torch.double))
+    weights = inverse @ targets  # (K,)
+    # The error of a copy under the regression on all others: its residual over one minus its leverage.
+    errors = penalty * weights / (penalty * inverse.diagonal() - 1 / count)
+    variance = float(targets.square().sum())
+    return HeatMap(-(inputs.T @ weights).view(grid, grid), 1 - float(errors.square().sum()) / variance if variance else 0.0)
 
 
 def select_hottest(heat: Tensor, share: float) -> Tensor:
@@ -108,15 +94,6 @@ def select_hottest(heat: Tensor, share: float) -> Tensor:
     selected = torch.zeros(heat.numel(), dtype=torch.bool)
     selected[heat.flatten().argsort(descending=True, stable=True)[: round(share * heat.numel())]] = True
     return selected.view_as(heat)
-
-
-def _choose_block(grid: int) -> int:
-    """Return the side of a block in patches: 1 where patches are few enough to do without.
-
-    >>> [_choose_block(grid) for grid in (4, 8, 14, 37)]
-    [1, 1, 2, 5]
-    """
-    return -(-grid // MAX_GRID)
 
 
 def _enlarge(cells: Tensor, factor: int, side: int) -> Tensor:

@@ -2,8 +2,9 @@
 
 The path of an image through the package:
 
-1. `sources.read_source` (folder, CSV file, arrays) or `datasets.registry.load_dataset` (benchmark
-   by name) lists images and labels as `Samples`; files are not opened yet.
+1. `sources.read_source` (folder, CSV file, export of a labeling tool, arrays, datasets of other
+   libraries) or `datasets.registry.load_dataset` (benchmark by name) lists images and labels as
+   `Samples`; files are not opened yet.
 2. `validation.validate_images` decodes every image once and reports or skips the unreadable ones.
 3. `tasks` orders the classes, splits them into tasks, and holds out validation or test images.
 4. `loader` yields batches of tensors. It reads decoded pixels through an `image_cache.ImageCache`,

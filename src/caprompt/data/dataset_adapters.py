@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from caprompt.data.image_inputs import convert_image
 from caprompt.data.images import ImageInput
 from caprompt.data.labels import Names, convert_labels
 from caprompt.data.samples import Samples
-from caprompt.errors import DataError
+from caprompt.errors import DataError, first_line
 
-__all__ = ["find_columns", "read_dataset", "read_dataset_images"]
+__all__ = ["read_dataset", "read_dataset_images"]
 
 SOURCES = "a folder, a CSV or JSON file, (images, labels), a dataset, or an iterable of (image, label)"
 IMAGE_KEYS = ("image", "img", "pixel_values", "x")
@@ -37,7 +38,7 @@ def read_dataset(source: Any, names: Names | None = None) -> Samples:
     source = _unwrap(source)
     if _is_hugging_face(source):
         return _read_hugging_face(source, names)
-    names = find_class_names(source) if names is None else names
+    names = _find_class_names(source) if names is None else names
     files = _list_files(source)
     if files is not None:
         return _make_samples([path for path, _ in files], [label for _, label in files], names)
@@ -55,7 +56,7 @@ def read_dataset_images(source: Any) -> tuple[ImageInput, ...]:
     """Return the images of a dataset or an iterable, whether it has labels or not."""
     source = _unwrap(source)
     if _is_hugging_face(source):
-        return tuple(_list_stored_images(source, find_columns(source.features)[0]))
+        return tuple(_list_stored_images(source, _find_columns(source.features)[0]))
     files = _list_files(source)
     if files is not None:
         return tuple(path for path, _ in files)
@@ -63,12 +64,12 @@ def read_dataset_images(source: Any) -> tuple[ImageInput, ...]:
     return tuple(convert_image(_get_image(item, keys), f"image {index}") for index, item in enumerate(_iterate(source)))
 
 
-def find_class_names(source: Any) -> Names | None:
+def _find_class_names(source: Any) -> Names | None:
     """Return the class names that a dataset has in `classes` or `features`, itself or the dataset that it is a part of.
 
     >>> class Digits:
     ...     classes = ["zero", "one"]
-    >>> find_class_names(Digits()), find_class_names([])
+    >>> _find_class_names(Digits()), _find_class_names([])
     (['zero', 'one'], None)
     """
     while source is not None:
@@ -76,12 +77,12 @@ def find_class_names(source: Any) -> Names | None:
         if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
             return list(names)
         if isinstance(getattr(source, "features", None), Mapping):
-            return getattr(source.features.get(find_columns(source.features)[1]), "names", None)
+            return getattr(source.features.get(_find_columns(source.features)[1]), "names", None)
         source = getattr(source, "dataset", None)
     return None
 
 
-def find_columns(features: Mapping[str, Any]) -> tuple[str, str | None]:
+def _find_columns(features: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the names of the image column and of the label column, if there is one, from the types of the columns.
 
     Of several columns of class labels, the one with the most classes is taken; without one, a column of a usual name.
@@ -103,12 +104,12 @@ def _is_hugging_face(source: Any) -> bool:
 
 
 def _read_hugging_face(rows: Any, names: Names | None) -> Samples:
-    image_column, label_column = find_columns(rows.features)
+    image_column, label_column = _find_columns(rows.features)
     if label_column is None:
         raise DataError(f"the dataset has no column of labels, but {', '.join(rows.features)}; cast one to datasets.ClassLabel")
     labels = list(rows.with_format(None)[label_column])
     labeled = [index for index, label in enumerate(labels) if label is not None and label != -1]  # -1: hidden, in test splits
-    names = find_class_names(rows) if names is None else names
+    names = _find_class_names(rows) if names is None else names
     images = _list_stored_images(rows, image_column)
     missing = len(labels) - len(labeled)
     skipped = (f"{missing} image{'s have' if missing > 1 else ' has'} no label, skipped",) if missing else ()
@@ -164,15 +165,22 @@ def _list_files(source: Any) -> list[tuple[Path, int]] | None:
 
 def _iterate(source: Any) -> Iterator[Any]:
     """Yield every item of an iterable or a map-style dataset."""
-    if hasattr(source, "__iter__"):
-        return iter(source)
-    return (source[index] for index in range(len(source)))  # `iter` would not find the end of every map-style dataset
+    # `iter` would not find the end of every map-style dataset.
+    items = iter(source) if hasattr(source, "__iter__") else (source[index] for index in range(len(source)))
+    for index in count():
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except Exception as error:  # of the dataset's own code
+            raise DataError(f"item {index} of the dataset cannot be read ({first_line(error)}); repair or remove it") from error
+        yield item
 
 
 def _find_keys(source: Any) -> tuple[Sequence[str], Sequence[str]]:
     """Return the keys under which items that are dictionaries may have their image and their label."""
     if isinstance(getattr(source, "features", None), Mapping):
-        image, label = find_columns(source.features)
+        image, label = _find_columns(source.features)
         return [image], [] if label is None else [label]
     return IMAGE_KEYS, LABEL_KEYS
 

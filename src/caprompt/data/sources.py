@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,13 +20,13 @@ from caprompt.data.dataset_adapters import read_dataset, read_dataset_images
 from caprompt.data.folders import describe_ignored, find_images, read_class_folders
 from caprompt.data.formats import FORMAT_LIST
 from caprompt.data.image_inputs import convert_image, is_one_image
-from caprompt.data.images import ImageInput
+from caprompt.data.images import SKIP_HINT, ImageInput
 from caprompt.data.labels import Names, convert_labels, rename_numbers
 from caprompt.data.samples import Samples
 from caprompt.errors import CapromptWarning, DataError, InputError
 from caprompt.utils.paths import expand_user
 
-__all__ = ["Source", "collect_images", "list_images", "read_images", "read_source"]
+__all__ = ["Source", "collect_images", "explain_without_skipping", "list_images", "read_images", "read_source"]
 
 Source: TypeAlias = str | Path | Samples | tuple[Iterable[Any], Iterable[Any]] | Any  # or a dataset of another library
 
@@ -64,6 +65,21 @@ def read_images(images: Any) -> tuple[ImageInput, ...]:
     if is_one_image(images):
         return (convert_image(images, "the image"),)
     return read_dataset_images(images)
+
+
+@contextmanager
+def explain_without_skipping() -> Iterator[None]:
+    """Where nothing is skipped, let errors about unreadable images not advise to skip them.
+
+    >>> with explain_without_skipping():
+    ...     raise DataError(f"'a.png' is not a readable image{SKIP_HINT}")
+    Traceback (most recent call last):
+    caprompt.errors.DataError: 'a.png' is not a readable image; leave it out
+    """
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(SKIP_HINT, "; leave it out")) from error
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:

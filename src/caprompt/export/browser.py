@@ -32,7 +32,7 @@ from caprompt.classifier import ContinualClassifier
 from caprompt.errors import InputError
 from caprompt.export.onnx_graph import DEFAULT_OPSET, Exported, check_output, encode_onnx
 from caprompt.export.quantization import Weights
-from caprompt.export.verification import verify_onnx
+from caprompt.export.verification import check_folder, verify_onnx
 from caprompt.utils.files import commit
 from caprompt.utils.paths import expand_user
 
@@ -78,9 +78,11 @@ def export_browser(
     other arguments are those of `export_onnx`.
     """
     folder = check_output(folder, may_be_empty=True)
+    if verify is not None:
+        check_folder(verify)
+    web_runtime = read_runtime(runtime)
     content = encode_onnx(model, weights=weights, opset=opset, **options)
     agreement = None if verify is None else verify_onnx(model, content, verify, **options)
-    web_runtime = read_runtime(runtime)
     files = {
         **{file: (package_files("caprompt.export") / "templates" / "browser" / file).read_bytes() for file in PAGE},
         "labels.js": _make_labels(model, name),

@@ -56,7 +56,7 @@ class GraphBuilder:
         return Value(self, name)
 
     def choose(self, condition: Value, first: Callable[[GraphBuilder], Value], second: Callable[[GraphBuilder], Value]) -> Value:
-        """Add a node that computes one of two expressions. Each is built by a builder of its own, and may use values of this one."""
+        """Add a node that computes one of two expressions, each with a builder of its own; they may use values of this one."""
         branches = [self._build_branch(name, build) for name, build in (("then", first), ("else", second))]
         return self.add("If", [condition], then_branch=branches[0], else_branch=branches[1])
 

@@ -17,7 +17,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError, OptionError, first_line
 from caprompt.export.preprocessing import add_preprocessing
 from caprompt.export.quantization import Weights, check_weights, store_weights
-from caprompt.export.verification import Agreement, verify_onnx
+from caprompt.export.verification import Agreement, check_folder, verify_onnx
 from caprompt.methods.base import Method, MethodOutput
 from caprompt.outputs import compute_known_scores, compute_probabilities
 from caprompt.utils.files import write_bytes
@@ -83,6 +83,8 @@ def export_onnx(
     cycles=2.
     """
     path = check_output(path)
+    if verify is not None:
+        check_folder(verify)
     content = encode_onnx(model, weights=weights, opset=opset, **options)
     agreement = None if verify is None else verify_onnx(model, content, verify, **options)
     write_bytes(path, content)
@@ -115,7 +117,8 @@ def encode_onnx(model: ContinualClassifier, *, weights: Weights = "fp32", opset:
     graph.producer_name, graph.producer_version = "caprompt", __version__
     if graph.ByteSize() > MAX_BYTES:
         raise InputError("the model is larger than 2 GB, which an ONNX file cannot hold; use weights='fp16' or weights='int8'")
-    return graph.SerializeToString(deterministic=True)
+    content: bytes = graph.SerializeToString(deterministic=True)
+    return content
 
 
 def check_packages() -> None:
@@ -149,7 +152,7 @@ def check_exportable(model: ContinualClassifier) -> None:
     if getattr(method.options, "cycles", None) == "auto":
         raise InputError(
             f"this model of '{method.name}' cannot be exported with cycles=auto, which runs as many passes as each image needs; "
-            "give their number, such as cycles=2"
+            "give their number with cycles=..."
         )
     if not method.can_capture_predict:
         raise InputError(
@@ -172,12 +175,11 @@ class Network(nn.Module):
     def __init__(self, model: ContinualClassifier) -> None:
         super().__init__()
         self.method = _copy_in_float32(model.method)
-        self.merge_logits = model.table.merge_logits  # classes that were joined share a name
+        self.convert_output = model.convert_output  # joins and calibrates the logits
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Predict images (N, 3, S, S): the `OUTPUTS`."""
-        output = self.method.predict(images)
-        output = replace(output, logits=self.merge_logits(output.logits))
+        output = self.convert_output(self.method.predict(images))
         return compute_probabilities(output), output.logits, compute_unknown_scores(output), output.task_weights
 
 

@@ -137,7 +137,7 @@ def resample(pixels: Value, axis: Axis, kernel: Kernel, support: int) -> Value:
     groups, length = (builder.Gather(sizes, builder.integers(index), axis=0) for index in (0, 2))
     windows = builder.Reshape(builder.Cast(windows, to=DOUBLE), builder.Concat(groups, length, all_others, axis=0))
     sums = builder.MatMul(weights, windows)  # (G, GROUP, N M 3)
-    sums = builder.Reshape(sums, builder.Concat(builder.Mul(groups, builder.integers(GROUP)), all_others, axis=0))
+    sums = builder.Reshape(sums, builder.Concat(groups * builder.integers(GROUP), all_others, axis=0))
     sums = builder.Slice(sums, builder.integers(0), axis.size, builder.integers(0))  # (size, N M 3)
     levels = builder.Cast(builder.Clip(builder.Floor(sums + 0.5), 0.0, 255.0), to=UINT8)
     return builder.Reshape(levels, builder.Concat(axis.size, builder.Shape(pixels, start=1), axis=0))
@@ -150,8 +150,9 @@ def make_windows(builder: GraphBuilder, axis: Axis, kernel: Kernel, support: int
     """
     scale = axis.length / axis.resized
     stretch = builder.Max(scale, 1.0)
-    count = builder.Mul(builder.Div(builder.Add(axis.size, builder.integers(GROUP - 1)), builder.integers(GROUP)), builder.integers(GROUP))
-    center = (arange(builder, count) + axis.corner + 0.5) * scale
+    group = builder.integers(GROUP)
+    groups = (axis.size + builder.integers(GROUP - 1)) / group  # G; integers are divided as in C
+    center = (arange(builder, groups * group) + axis.corner + 0.5) * scale
     center = builder.Reshape(center, builder.integers(-1, GROUP, 1))
     first = builder.Max(builder.Floor(center - support * stretch + 0.5), 0.0)
     last = builder.Min(builder.Floor(center + support * stretch + 0.5), axis.length)

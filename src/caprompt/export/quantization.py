@@ -1,7 +1,7 @@
-"""Weights of an ONNX graph in fewer bits: float16, or 8-bit integers with a scale per row or column.
+"""Weights of an ONNX graph in fewer bits: as float16, or as 8-bit integers of which every 32 share a scale.
 
-Only the storage changes. The graph converts the weights back to float32 and computes in float32, which every runtime supports; a
-runtime may do so once, when it loads the file.
+Only the storage changes. The graph converts the weights back to float32 and computes in float32, which every runtime supports. A
+runtime that evaluates constants when it loads a file, as ONNX Runtime does, converts them once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprompt.errors import OptionError
+from caprompt.export.graph_builder import GraphBuilder, Value
 
 if TYPE_CHECKING:
     import onnx
@@ -20,7 +21,9 @@ __all__ = ["Weights", "check_weights", "quantize", "store_weights"]
 
 Weights = Literal["fp32", "fp16", "int8"]
 MIN_ELEMENTS = 1024  # smaller tensors, such as biases and norms, stay float32
+BLOCK = 32  # consecutive weights that share a scale
 LEVELS = 127  # of either sign
+FLOAT = 1  # type of tensors, as ONNX numbers it
 
 
 def check_weights(weights: str) -> None:
@@ -33,61 +36,64 @@ def store_weights(model: onnx.ModelProto, weights: Weights) -> None:
     """Store the large float32 weights of a graph as float16 or as 8-bit integers, with nodes that convert them back."""
     if weights == "fp32":
         return
-    from onnx import TensorProto, numpy_helper
+    from onnx import numpy_helper
 
-    convert = _convert_to_fp16 if weights == "fp16" else _convert_to_int8
-    kept, stored, nodes = [], [], []
-    for initializer in model.graph.initializer:
-        is_weight = initializer.data_type == TensorProto.FLOAT and len(initializer.dims) > 1
-        if is_weight and np.prod(initializer.dims) >= MIN_ELEMENTS:
-            tensors, node = convert(initializer.name, numpy_helper.to_array(initializer))
-            stored += tensors
-            nodes.append(node)
-        else:
-            kept.append(initializer)
-    nodes += model.graph.node  # a graph lists its nodes in the order of computation
-    del model.graph.initializer[:], model.graph.node[:]
-    model.graph.initializer.extend([*kept, *stored])
-    model.graph.node.extend(nodes)
+    graph = model.graph
+    tensors, nodes = [], []
+    for initializer in graph.initializer:
+        if initializer.data_type != FLOAT or len(initializer.dims) < 2 or np.prod(initializer.dims) < MIN_ELEMENTS:
+            tensors.append(initializer)
+            continue
+        storage = _Storage(initializer.name)
+        values = numpy_helper.to_array(initializer)
+        (_store_as_fp16 if weights == "fp16" else _store_as_int8)(storage, values)
+        storage.nodes[-1].output[0] = initializer.name
+        tensors += storage.tensors
+        nodes += storage.nodes
+    nodes += graph.node  # a graph lists its nodes in the order of computation
+    del graph.initializer[:], graph.node[:]
+    graph.initializer.extend(tensors)
+    graph.node.extend(nodes)
 
 
-def quantize(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32], int]:
-    """Return 8-bit integers, their scales along one axis, and that axis: the one with the smallest squared error.
+class _Storage(GraphBuilder):
+    """The nodes that restore one tensor, and the tensors that they restore it from."""
 
-    >>> values = np.array([[1.0, -1.0], [100.0, 50.0]], np.float32)
-    >>> integers, scales, axis = quantize(values)
-    >>> integers.tolist(), axis
-    ([[127, -127], [127, 64]], 0)
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name}/")
+        self.tensors: list[onnx.TensorProto] = []
+
+    def store(self, array: NDArray[np.generic]) -> Value:
+        """Add a stored tensor, as an input of nodes."""
+        from onnx import numpy_helper
+
+        self.tensors.append(numpy_helper.from_array(array, f"{self.prefix}stored_{len(self.tensors)}"))
+        return self.input(self.tensors[-1].name)
+
+
+def _store_as_fp16(storage: _Storage, values: NDArray[np.float32]) -> None:
+    scale = np.float32(2.0 ** np.ceil(np.log2(max(np.abs(values).max(), np.finfo(np.float32).tiny))))
+    half = storage.store((values / scale).astype(np.float16))  # at most 1, so that none overflows and few lose digits
+    storage.Mul(storage.Cast(half, to=FLOAT), storage.store(np.array(scale)))
+
+
+def _store_as_int8(storage: _Storage, values: NDArray[np.float32]) -> None:
+    integers, scales = quantize(values)
+    restored = storage.Mul(storage.Cast(storage.store(integers), to=FLOAT), storage.store(scales))
+    if integers.size != values.size:
+        restored = storage.Reshape(restored, storage.integers(-1))
+        restored = storage.Slice(restored, storage.integers(0), storage.integers(values.size))
+    storage.Reshape(restored, storage.integers(*values.shape))
+
+
+def quantize(values: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return weights in blocks as 8-bit integers, (n, BLOCK), and the scale of each block, (n, 1); the last block is padded by 0.
+
+    >>> integers, scales = quantize(np.array([[1.0, -0.5, 0.25]], np.float32))
+    >>> integers[0, :4].tolist(), integers.shape, scales.shape
+    ([127, -64, 32, 0], (1, 32), (1, 1))
     """
-    candidates = [(*_quantize_along(values, axis), axis) for axis in range(values.ndim)]
-    return min(candidates, key=lambda each: _squared_error(values, *each))
-
-
-def _quantize_along(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    others = tuple(other for other in range(values.ndim) if other != axis)
-    largest = np.abs(values).max(axis=others, keepdims=True)
+    blocks = np.pad(values.ravel(), (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
     scales = np.where(largest > 0, largest / LEVELS, 1).astype(np.float32)
-    return np.rint(values / scales).astype(np.int8), scales.ravel()
-
-
-def _squared_error(values: NDArray[np.float32], integers: NDArray[np.int8], scales: NDArray[np.float32], axis: int) -> float:
-    shape = [-1 if other == axis else 1 for other in range(values.ndim)]
-    return float(np.square(integers * scales.reshape(shape) - values).sum())
-
-
-def _convert_to_int8(name: str, values: NDArray[np.float32]) -> tuple[list[onnx.TensorProto], onnx.NodeProto]:
-    from onnx import helper, numpy_helper
-
-    integers, scales, axis = quantize(values)
-    names = [f"{name}.integers", f"{name}.scales"]
-    tensors = [numpy_helper.from_array(array, own) for array, own in zip((integers, scales), names, strict=True)]
-    return tensors, helper.make_node("DequantizeLinear", names, [name], axis=axis)
-
-
-def _convert_to_fp16(name: str, values: NDArray[np.float32]) -> tuple[list[onnx.TensorProto], onnx.NodeProto]:
-    from onnx import TensorProto, helper, numpy_helper
-
-    half = f"{name}.half"
-    return [numpy_helper.from_array(values.astype(np.float16), half)], helper.make_node(
-        "Cast", [half], [name], to=TensorProto.FLOAT
-    )
+    return np.rint(blocks / scales).astype(np.int8), scales

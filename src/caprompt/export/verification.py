@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,12 @@ from caprompt.data.class_names import normalize_class_name
 from caprompt.data.images import decode
 from caprompt.data.sources import collect_images
 from caprompt.errors import DataError
+from caprompt.export.preprocessing import IMAGES
 from caprompt.utils.paths import expand_user
 
-if TYPE_CHECKING:
-    import onnxruntime
+__all__ = ["Agreement", "check_folder", "compare_scores", "compute_exported_scores", "compute_scores", "verify_onnx"]
 
-__all__ = ["Agreement", "verify_onnx"]
-
+Scores: TypeAlias = NDArray[np.float32]
 CHUNK = 64  # images that are predicted at a time
 
 
@@ -70,52 +69,65 @@ class Agreement:
 
 
 def verify_onnx(model: ContinualClassifier, exported: str | Path | bytes, folder: str | Path, **options: Any) -> Agreement:
-    """Predict the images of a folder, at any depth, with a model and with an ONNX file made from it.
+    """Predict the images of a folder, at any depth, with a model and with an ONNX file made from it, or its content.
 
     The exported model gets every image in its full size, one at a time, as it would elsewhere. `options` are those that it was
     exported with. Images in a folder named like a class are counted in the accuracies.
     """
-    import onnxruntime
+    root = check_folder(folder)
+    paths, _ = collect_images([root])
+    targets = np.array([_find_class(path.relative_to(root), model.classes) for path in paths])
+    return compare_scores(compute_scores(model, paths, **options), compute_exported_scores(exported, paths), targets)
 
+
+def check_folder(folder: str | Path) -> Path:
+    """Return the path of a folder; raise if there is none, or no image in it."""
     root = expand_user(folder)
     if not root.is_dir():
         raise DataError(f"there is no folder '{root}'; give a folder of images")
-    paths, _ = collect_images([root])
+    collect_images([root])
+    return root
+
+
+def compute_scores(model: ContinualClassifier, paths: Sequence[Path], **options: Any) -> Scores:
+    """Return the scores of all classes for N image files: (N, C)."""
+    index = {label: position for position, label in enumerate(model.labels)}
+    scores = np.zeros((len(paths), len(index)), np.float32)
+    for start in range(0, len(paths), CHUNK):
+        predictions = model.predict(paths[start : start + CHUNK], top=len(index), **options)
+        for row, prediction in zip(scores[start:], predictions, strict=False):
+            for each in prediction.top:
+                row[index[each.label]] = each.score
+    return scores
+
+
+def compute_exported_scores(exported: str | Path | bytes, paths: Sequence[Path]) -> Scores:
+    """Return the scores of all classes for N image files by an ONNX file, or its content: (N, C)."""
+    import onnxruntime
+
     source = exported if isinstance(exported, bytes) else str(expand_user(exported))
     session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
-    index = {name: position for position, name in enumerate(model.classes)}
-    targets = np.array([_find_class(path.relative_to(root), index) for path in paths])
-    originals = np.concatenate(list(_predict_scores(model, paths, index, options)))  # (N, C)
-    scores = np.concatenate([_run_session(session, path) for path in paths])
-    predicted, exported_predicted, is_labeled = originals.argmax(axis=1), scores.argmax(axis=1), targets >= 0
+    return np.concatenate([session.run(["scores"], {IMAGES: decode(path)[None]})[0] for path in paths])
+
+
+def compare_scores(originals: Scores, exported: Scores, targets: NDArray[np.int64]) -> Agreement:
+    """Compare scores (N, C) of two models; targets (N,) are the classes of the images, or -1 where they are not known."""
+    predicted, exported_predicted, is_labeled = originals.argmax(axis=1), exported.argmax(axis=1), targets >= 0
     return Agreement(
-        images=len(paths),
+        images=len(targets),
         same_label=int((predicted == exported_predicted).sum()),
-        largest_difference=float(np.abs(originals - scores).max()),
+        largest_difference=float(np.abs(originals - exported).max()),
         labeled=int(is_labeled.sum()),
         correct=int((predicted == targets)[is_labeled].sum()),
         exported_correct=int((exported_predicted == targets)[is_labeled].sum()),
     )
 
 
-def _find_class(path: Path, index: dict[str, int]) -> int:
-    """Return the index of the class that the first folder of a relative path is named like, or -1."""
-    return index.get(normalize_class_name(path.parts[0]), -1) if len(path.parts) > 1 else -1
+def _find_class(path: Path, classes: list[str]) -> int:
+    """Return the index of the class that the first folder of a relative path is named like, or -1.
 
-
-def _predict_scores(
-    model: ContinualClassifier, paths: Sequence[Path], index: dict[str, int], options: dict[str, Any]
-) -> Iterator[NDArray[np.float32]]:
-    """Yield the scores of the classes for some images at a time: (n, C)."""
-    for start in range(0, len(paths), CHUNK):
-        predictions = model.predict(paths[start : start + CHUNK], top=len(index), **options)
-        scores = np.zeros((len(predictions), len(index)), np.float32)
-        for row, prediction in zip(scores, predictions, strict=True):
-            for each in prediction.top:
-                row[index[each.label]] = each.score
-        yield scores
-
-
-def _run_session(session: onnxruntime.InferenceSession, path: Path) -> NDArray[np.float32]:
-    scores: NDArray[np.float32] = session.run(["scores"], {"images": decode(path)[None]})[0]
-    return scores
+    >>> _find_class(Path("dog/1.png"), ["cat", "dog"]), _find_class(Path("dog"), ["cat", "dog"])
+    (1, -1)
+    """
+    name = normalize_class_name(path.parts[0])
+    return classes.index(name) if len(path.parts) > 1 and name in classes else -1

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import assert_refused, caprompt_in_process, square, write_images, write_squares
 from PIL import Image
+
+from caprompt import checkpoint
 
 
 def test_prints_a_table_or_json(workspace: Path) -> None:
@@ -129,3 +133,26 @@ def test_invalid_arguments_write_nothing(workspace: Path, mixed: Path) -> None:
     refuse("--confusion writes .csv or .png files; 'c.svg' has another ending", "--confusion", "c.svg")
     refuse("drop", "--unknown", "drop")
     refuse("leave out --give-task or --unknown count", "--unknown", "count", "--give-task")
+
+
+def test_models_saved_with_decomposed_names_match_composed_ones(workspace: Path, quick: tuple[str, ...]) -> None:
+    """Earlier versions took class names as the file system gave them."""
+    composed, decomposed = (unicodedata.normalize(form, "Löwe") for form in ("NFC", "NFD"))
+    write_squares(workspace / "zoo", ["red", "green"])
+    (workspace / "zoo" / "red").rename(workspace / "zoo" / composed)
+    caprompt_in_process("learn", "zoo model", "zoo", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
+    saved = checkpoint.read(workspace / "zoo model")
+    names = [{**entry, "name": unicodedata.normalize("NFD", entry["name"])} for entry in saved.classes]
+    config = {key: value for key, value in saved.config.items() if key not in ("format", "caprompt", "files", "sha256")}
+    checkpoint.write(workspace / "zoo model", replace(saved, config=config, classes=names))
+    assert decomposed in (workspace / "zoo model" / "classes.json").read_text(encoding="utf-8")
+    for name in (composed, decomposed):
+        done = caprompt_in_process("evaluate", "zoo model", "zoo", "--json", cwd=workspace)
+        assert done.returncode == 0, done.stderr
+        assert set(json.loads(done.stdout)["per_class"]) == {"green", composed}
+        (workspace / "zoo" / name).rename(workspace / "zoo" / decomposed)
+    write_squares(workspace / "later zoo", ["red"], start=30)
+    (workspace / "later zoo" / "red").rename(workspace / "later zoo" / decomposed)
+    done = caprompt_in_process("learn", "zoo model", "later zoo", cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert "now knows 2 classes" in done.stdout

@@ -13,13 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from backbones.published import DEIT
+from export.local_hub import LocalHub
 from helpers import QUICK, assert_refused, caprompt_in_process, square, squares, write_backbone, write_squares
+from huggingface_hub import constants
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError, checkpoint
+from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.callbacks.events import Event, StepEnded
 from caprompt.cli.commands.learn import describe_interrupt, is_reusable_folder, open_model
 from caprompt.errors import OptionError
+from caprompt.experiments.config import RunConfig
 
 
 def open_quick(
@@ -211,3 +216,122 @@ def test_unusual_images_are_accepted(workspace: Path, quick: tuple[str, ...]) ->
     done = caprompt_in_process("learn", "odds", "odd", "--backbone", "tiny.safetensors", *quick, cwd=workspace)
     assert done.returncode == 0, done.stderr
     assert "Learned 5 images" in done.stdout
+
+
+# -- folders -------------------------------------------------------------------------------------------------------------------
+
+
+def test_folder_of_splits_or_of_one_class_is_refused_with_the_right_path(workspace: Path) -> None:
+    for part in ("train", "test"):
+        write_squares(workspace / "split" / part, ["blue", "cyan"], each=1)
+    assert_refused(workspace, ["learn", "pets", "split"], "such as 'split/train'", caprompt_in_process)
+    assert_refused(workspace, ["learn", "pets", "split/train/blue"], "give 'split/train'", caprompt_in_process)
+
+
+def test_files_that_are_not_images_are_named(workspace: Path, blue_cyan: Path) -> None:
+    (blue_cyan / "blue" / "000.png").rename(blue_cyan / "blue" / "photo")
+    (blue_cyan / "blue" / "notes.txt").write_text("x")
+    shutil.copytree(workspace / "pets", workspace / "named", dirs_exist_ok=True)
+    done = caprompt_in_process("learn", "named", "bad", cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert "Learned 10 images" in done.stdout
+    assert "ignored 1 file that is not an image in a known format: blue/notes.txt\n" in done.stderr
+
+
+def test_names_that_are_not_utf8_are_no_raw_errors(workspace: Path, blue_cyan: Path, quick: tuple[str, ...]) -> None:
+    """Of files and of the model."""
+    (blue_cyan / "blue" / os.fsdecode(b"b\xe9.png")).write_bytes(b"no image")
+    model, flags = os.fsdecode(b"mod\xe8l"), ["--backbone", "tiny.safetensors", *quick]
+    assert_refused(workspace, ["learn", model, "bad", *flags], r"bad/blue/b\xe9.png", caprompt_in_process)
+    done = caprompt_in_process("learn", model, "bad", "--skip-bad", *flags, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert r"bad/blue/b\xe9.png" in done.stderr
+    assert r"'mod\xe8l' now knows 2 classes" in done.stdout
+    done = caprompt_in_process("evaluate", model, "bad", "--skip-bad", "--json", cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert r"b\xe9.png" in json.loads(done.stdout)["skipped"][0]
+    done = caprompt_in_process("run", "--dataset", "bad", "--skip-bad", "--tasks", 2, "--out", "odd run", *flags, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert r"bad/blue/b\xe9.png" in done.stderr
+    (blue_cyan / os.fsdecode(b"n\xe4me")).mkdir()
+    assert_refused(workspace, ["learn", "pets", "bad"], "cannot be a class name: it is not valid Unicode", caprompt_in_process)
+
+
+def test_of_many_classes_a_dozen_is_named(workspace: Path) -> None:
+    write_squares(workspace / "lots", ["red"], each=40)
+    rows = [f"lots/red/{number:03d}.png,c{number}\n" for number in range(40)]
+    (workspace / "lots.csv").write_text("".join(rows))
+    done = caprompt_in_process(
+        "learn", "lots model", "lots.csv", "--backbone", "tiny.safetensors", "--method", "ncm", cwd=workspace
+    )
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "(new: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11 and 28 more)" in text
+
+
+# -- the backbone of a new model -----------------------------------------------------------------------------------------------
+
+
+def read_backbone_name(model: Path) -> str:
+    return str(checkpoint.read_config(model)["backbone"]["name"])
+
+
+def test_new_model_without_a_backbone_gets_the_embedded_one_where_nobody_can_be_asked(
+    tmp_path: Path, backbone_hub: LocalHub
+) -> None:
+    write_squares(tmp_path / "week1", ["red", "green"])
+    done = caprompt_in_process("learn", "pets", "week1", "--method", "ncm", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_backbone_name(tmp_path / "pets") == DEFAULT_BACKBONE
+    assert done.stderr.startswith(f"Backbone: {DEFAULT_BACKBONE}, which is for demos; better: {DEIT} (23 MB, Apache-2.0), ")
+    assert done.stderr.count("\n") == 1
+    assert backbone_hub.downloads == []
+
+
+def test_consent_downloads_a_backbone_and_the_model_keeps_it(
+    tmp_path: Path, backbone_hub: LocalHub, quick: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_squares(tmp_path / "week1", ["red", "green"])
+    write_squares(tmp_path / "week2", ["blue"])
+    done = caprompt_in_process("learn", "pets", "week1", "--yes", *quick, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"Backbone: {DEIT} (23 MB, Apache-2.0)\n" in done.stderr
+    assert read_backbone_name(tmp_path / "pets") == DEIT
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    done = caprompt_in_process("learn", "pets", "week2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Backbone" not in done.stderr
+    assert read_backbone_name(tmp_path / "pets") == DEIT
+    done = caprompt_in_process("learn", "others", "week2", "--method", "ncm", cwd=tmp_path)  # offline, with a cached one
+    assert done.stderr == f"Backbone: {DEIT}, the best one for this machine\n"
+    assert read_backbone_name(tmp_path / "others") == DEIT
+    assert backbone_hub.downloads == [f"timm/{DEIT}/model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere", "--yes"], "nowhere"),
+        (["week1", "--yes", "--set", "epochs=many"], "option 'epochs' of caprompt cannot be 'many'"),
+        (["week1", "--yes", "--method", "magic"], "unknown method 'magic'"),
+        (["week1", "--yes", "--offline"], "--yes downloads a better backbone and --offline forbids it"),
+        (["week1", "--offline", "--backbone", DEIT], f"'{DEIT}' are not on this machine, and --offline forbids their download"),
+    ],
+)
+def test_nothing_is_downloaded_for_bad_input(tmp_path: Path, backbone_hub: LocalHub, words: list[str], sentence: str) -> None:
+    write_squares(tmp_path / "week1", ["red", "green"])
+    assert_refused(tmp_path, ["learn", "pets", *words], sentence, caprompt_in_process)
+    assert backbone_hub.downloads == []
+
+
+def test_download_that_fails_leaves_no_model(tmp_path: Path, backbone_hub: LocalHub) -> None:
+    backbone_hub.damaged = True
+    write_squares(tmp_path / "week1", ["red", "green"])
+    sentence = f"the download of '{DEIT}' was deleted: its SHA-256 is"
+    assert_refused(tmp_path, ["learn", "pets", "week1", "--yes"], sentence, caprompt_in_process)
+
+
+def test_default_of_python_and_of_experiments_is_embedded(backbone_hub: LocalHub) -> None:
+    assert ContinualClassifier("ncm", device="cpu").backbone.name == DEFAULT_BACKBONE
+    assert RunConfig().backbone == DEFAULT_BACKBONE
+    assert backbone_hub.downloads == []

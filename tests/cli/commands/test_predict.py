@@ -90,6 +90,7 @@ def test_integer_labels_are_printed(tmp_path: Path, backbone: Path) -> None:
     write_squares(tmp_path, ["red"], each=1)
     assert "3" in caprompt_in_process("predict", "m", "red", cwd=tmp_path).stdout
     assert json.loads(caprompt_in_process("predict", "m", "red", "--json", cwd=tmp_path).stdout)[0]["label"] == 3
+    assert caprompt_in_process("predict", "m", "red", "--csv", cwd=tmp_path).stdout.splitlines()[1].split(",")[1] == "3"
 
 
 # -- names of files ------------------------------------------------------------------------------------------------------------

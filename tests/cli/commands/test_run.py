@@ -68,7 +68,7 @@ def settings(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) ->
     return {"dataset": "data", "backbone": str(backbone), "tasks": 2, **QUICK}
 
 
-def run_one(settings: dict[str, Any], preset: str = "default", console: Console | None = None, **flags: bool) -> RunResult:
+def run_one(settings: dict[str, Any], preset: str = "default", console: Console | None = None, **flags: Any) -> RunResult:
     (result,) = run_seeds(settings, preset, 1, None, False, False, "cpu", console or Console(quiet=True), **flags)
     return result
 
@@ -142,7 +142,7 @@ def test_warns_of_test_images_among_the_training_images(
 def test_accuracy_curve_and_tensorboard(settings: dict[str, Any]) -> None:
     pytest.importorskip("tensorboard")
     console = Console(width=100, record=True, file=io.StringIO())
-    result = run_one(settings, console=console, watch=True, tensorboard=True)
+    result = run_one(settings, console=console, watch=True, track=["tensorboard"])
     text = console.export_text()
     assert text.index("after task 1: ACC") < text.index("after task 2: ACC") < text.index("saved in")
     assert list((result.folder / "tensorboard").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ from cyclopts import Parameter
 from caprompt.cli.arguments import AsJson, Cycles, Device, SkipBad, parse_cycles
 from caprompt.cli.console import format_json, out, print_protocol_warning, print_skipped
 from caprompt.protocols import HONEST
-from caprompt.utils.text import join_names
+from caprompt.utils.text import escape_controls, join_names
 
 if TYPE_CHECKING:
     from caprompt.outputs import Evaluation
@@ -63,23 +64,27 @@ def evaluate(
     backbone
         Weights file of the backbone, if it was moved.
     """
+    from caprompt.checkpoint.hub import is_reference
+    from caprompt.checkpoint.model import record_evaluation
     from caprompt.classifier import ContinualClassifier
-    from caprompt.report import exports
+    from caprompt.report import evaluation_files
 
     if wrong is not None:
-        exports.check_export(wrong, [".csv"], "--wrong")
+        evaluation_files.check_export(wrong, [".csv"], "--wrong")
     if confusion is not None:
-        exports.check_export(confusion, [".csv", ".png"], "--confusion")
+        evaluation_files.check_export(confusion, [".csv", ".png"], "--confusion")
     classifier = ContinualClassifier.load(model, backbone=backbone, device=device)
     if confusion is not None:
-        exports.check_matrix_size(confusion, len(classifier.classes))
+        evaluation_files.check_matrix_size(confusion, len(classifier.classes))
     evaluation = classifier.evaluate(source, skip_bad=skip_bad, give_task=give_task, unknown=unknown, **parse_cycles(cycles))
     print_skipped(evaluation.skipped)
     print_protocol_warning(classifier)
+    if not give_task and not is_reference(model):
+        record_evaluation(model, classifier.identity, summarize_evaluation(evaluation, source))
     if wrong is not None:
-        exports.write_wrong(evaluation, wrong)
+        evaluation_files.write_wrong(evaluation, wrong)
     if confusion is not None:
-        exports.write_confusion(evaluation, confusion)
+        evaluation_files.write_confusion(evaluation, confusion)
     if as_json:
         print(format_json(evaluation.as_dict()))
     else:
@@ -91,6 +96,20 @@ def evaluate(
                 _print(f"written to {path}")
 
 
+def summarize_evaluation(evaluation: Evaluation, source: Path) -> dict[str, object]:
+    """Return what is kept of an evaluation beside the model, and `caprompt info` shows."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "source": source.name,
+        "images": evaluation.images,
+        "accuracy": evaluation.accuracy,
+        "interval": list(evaluation.interval),
+        "average_accuracy": evaluation.average_accuracy,
+        "calibration_error": evaluation.calibration_error,
+        "protocol": evaluation.protocol,
+    }
+
+
 def _print_summary(evaluation: Evaluation) -> None:
     from caprompt.cli.tables import make_evaluation_table
 
@@ -100,8 +119,9 @@ def _print_summary(evaluation: Evaluation) -> None:
     if evaluation.unknown is not None:
         score = evaluation.unknown
         images = _count(score.images, "image", "images")
-        flagged = "" if score.flagged is None else f"; {score.flagged:.1f} % of these are flagged as unknown"
-        _print(f"{images} of classes that have not been learned: AUROC {score.auroc:.1f} % against the others{flagged}")
+        _print(f"{images} of classes that have not been learned: AUROC {score.auroc:.1f} % against the others")
+        if score.flagged is not None:
+            _print(f"flagged as unknown: {score.flagged:.1f} % of these, and {score.falsely_flagged:.1f} % of the others")
     if evaluation.protocol != HONEST:
         _print(f"protocol {evaluation.protocol}")
 
@@ -136,7 +156,8 @@ def _print_mistakes(evaluation: Evaluation, show_all: bool) -> None:
     out.print()
     out.print("wrong images, the highest scores first", style="bold")
     for mistake in worst:
-        _print(f"  {mistake.path}: '{mistake.label}' taken for '{mistake.predicted}', score {mistake.score:.2f}")
+        where = mistake.path or f"image {mistake.image}"
+        _print(f"  {where}: '{mistake.label}' taken for '{mistake.predicted}', score {mistake.score:.2f}")
     _print_rest(len(worst), len(evaluation.mistakes), "wrong images", "--wrong FILE.csv writes all to a file")
 
 
@@ -148,7 +169,7 @@ def _print_rest(shown: int, total: int, noun: str, remedy: str) -> None:
 
 def _print(line: str) -> None:
     """Print a line as it is; a long one is not wrapped, so that paths in it can be copied."""
-    out.print(line, soft_wrap=True)
+    out.print(escape_controls(line), soft_wrap=True)
 
 
 def _count(number: int, noun: str, plural: str) -> str:

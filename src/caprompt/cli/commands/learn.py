@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
+from caprompt.cli.backbone_choice import choose_backbone, require_local_backbone
 from caprompt.cli.console import err, out, print_protocol_warning, print_skipped
 from caprompt.errors import InputError, OptionError, StoppedError
 from caprompt.utils.text import join_names
@@ -30,6 +31,8 @@ def learn(
     restart: bool = False,
     again: bool = False,
     skip_bad: SkipBad = False,
+    yes: bool = False,
+    offline: bool = False,
     config: Config = None,
     set_: Set = None,
     device: Device = "auto",
@@ -51,7 +54,8 @@ def learn(
     method
         For a new model: name of a method (see `caprompt methods`).
     backbone
-        For a new model: name of a backbone or weights file. For a saved one: the weights file, if it was moved.
+        For a new model: name of a backbone or weights file; without it, `caprompt backbones` says which one is chosen.
+        For a saved one: the weights file, if it was moved.
     seed
         For a new model: random seed.
     resume
@@ -60,14 +64,26 @@ def learn(
         Discard a call that was stopped, and start it again.
     again
         Learn images once more that were learned before; they are left out otherwise.
+    yes
+        For a new model: download a better backbone without asking.
+    offline
+        For a new model: download no backbone; the best one on this machine is used.
     """
     from caprompt.callbacks.progress_bar import ProgressBar
+    from caprompt.data.sources import read_source
 
     if resume and restart:
         raise OptionError("a stopped call is either resumed or discarded; give --resume or --restart, not both")
     settings = arguments.collect_settings(config, set_ or [])
     settings |= {name: value for name, value in {"method": method, "backbone": backbone, "seed": seed}.items() if value is not None}
-    classifier = open_model(model, settings, resume, restart, device)
+    if offline and "backbone" in settings:
+        require_local_backbone(str(settings["backbone"]))
+
+    def choose() -> str:
+        read_source(source)  # what is wrong with it is to be said before anything is asked or downloaded
+        return choose_backbone(device, yes=yes, offline=offline)
+
+    classifier = open_model(model, settings, resume, restart, device, choose)
     num_known, num_calls = len(classifier.classes), classifier.num_calls
     try:
         with ProgressBar(err) as progress_bar:
@@ -95,12 +111,22 @@ def print_effort(event: Event) -> None:
         err.print(f"Training: {event.effort}", soft_wrap=True)
 
 
-def open_model(folder: Path, settings: Mapping[str, Any], resume: bool, restart: bool, device: str) -> ContinualClassifier:
-    """Load the model in a folder, or create one with these settings; a saved model takes no settings but its backbone."""
-    from caprompt import checkpoint, methods
+def open_model(
+    folder: Path,
+    settings: Mapping[str, Any],
+    resume: bool,
+    restart: bool,
+    device: str,
+    choose_backbone: Callable[[], str] | None = None,
+) -> ContinualClassifier:
+    """Load the model in a folder, or create one with these settings; a saved model takes no settings but its backbone.
+
+    A new model whose backbone is not among the settings gets the one that `choose_backbone` returns, or the embedded one.
+    """
+    from caprompt import checkpoint
+    from caprompt.checkpoint.hub import check_local
     from caprompt.checkpoint.model import has_stopped_call
     from caprompt.classifier import ContinualClassifier
-    from caprompt.experiments.config import split_settings
 
     if resume:
         return _open_stopped_model(folder, settings, device)
@@ -115,11 +141,25 @@ def open_model(folder: Path, settings: Mapping[str, Any], resume: bool, restart:
         return ContinualClassifier.load(folder, backbone=settings.get("backbone"), device=device)
     if folder.exists() and not is_reusable_folder(folder):
         raise InputError(f"'{folder}' exists but is not a caprompt model; choose another name")
+    check_local(folder)
+    return _create_model(settings, device, choose_backbone)
+
+
+def _create_model(settings: Mapping[str, Any], device: str, choose_backbone: Callable[[], str] | None) -> ContinualClassifier:
+    """Create a model; the backbone is chosen last, once all else is known to be valid."""
+    from caprompt import methods
+    from caprompt.classifier import ContinualClassifier
+    from caprompt.experiments.config import split_settings
+    from caprompt.methods.options import validate_options
+
     method = str(settings.get("method", "caprompt"))
-    known = list(methods.get_method(method).options_class.model_fields)
-    parameters, options = split_settings(settings, ["method", "backbone", "seed"], known, owner=method)
+    options_class = methods.get_method(method).options_class
+    parameters, options = split_settings(settings, ["method", "backbone", "seed"], list(options_class.model_fields), owner=method)
+    validate_options(options_class, options, owner=method)
     if "backbone" in parameters:
         parameters["backbone"] = str(parameters["backbone"])
+    elif choose_backbone is not None:
+        parameters["backbone"] = choose_backbone()
     return ContinualClassifier(device=device, **parameters, **options)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from caprompt.cli.console import err, out
+from pathlib import Path
+
+from caprompt.cli.console import err, out, print_table
 
 __all__ = ["backbones", "datasets", "methods"]
 
@@ -27,17 +29,47 @@ def methods(name: str | None = None, /) -> None:
         out.print(make_table(f"options of {name}, for --set", ["option", "values", "default", "meaning"], rows))
 
 
-def backbones() -> None:
-    """List the backbones known by name and weights tag; the weights file of any plain ViT can be given by its path."""
-    from caprompt.backbones.weights import count_parameters, list_backbones
-    from caprompt.cli.tables import make_table
+def backbones(*, download: str | None = None) -> None:
+    """List the backbones known by name and weights tag; the weights file of any plain ViT can be given by its path.
 
+    Below the list is the one that `caprompt learn` chooses on this machine for a new model without --backbone, and why.
+
+    Parameters
+    ----------
+    download
+        Name of a backbone to download into the cache of the Hugging Face hub; nothing is listed then.
+    """
+    from caprompt.backbones.recommendation import describe_rule, find_present, recommend
+    from caprompt.backbones.weights import count_parameters, list_backbones
+    from caprompt.cli.backbone_choice import describe_recommendation, download_backbone
+    from caprompt.cli.tables import make_table
+    from caprompt.utils.devices import resolve_device
+
+    if download is not None:
+        path = download_backbone(download)
+        out.print(f"{download} is at '{path}' ({', '.join(describe_file(download, path))})", soft_wrap=True)
+        return
     rows = [
-        (name, f"{count_parameters(c) / 1e6:.1f} M", f"{c.image_size}, {c.patch_size}", where)
+        (name, f"{count_parameters(c) / 1e6:.1f} M", f"{c.image_size}, {c.patch_size}", *describe_file(name), where)
         for name, c, where in list_backbones()
     ]
-    out.print(make_table("backbones", ["name.tag", "size", "px, patch", "present"], rows))
-    out.print("hub: downloaded when first used; by hand: the error message says which file to put where", soft_wrap=True)
+    print_table(make_table("backbones", ["name.tag", "size", "px, patch", "file", "license", "present"], rows))
+    out.print("hub: downloaded with --download NAME, or when first used; by hand: --download says which file to put where", soft_wrap=True)
+    gpu = resolve_device("auto").type != "cpu"
+    choice = recommend(find_present(), gpu=gpu)
+    out.print(f"caprompt learn chooses {describe_recommendation(choice, gpu=gpu)}", soft_wrap=True)
+    out.print(f"The rule {'with' if gpu else 'without'} a GPU: {describe_rule(gpu=gpu)}", soft_wrap=True)
+
+
+def describe_file(name: str, path: Path | None = None) -> tuple[str, str]:
+    """Return the size of a backbone's weights file, on this machine or else on the hub, and the license of the weights."""
+    from caprompt.backbones.registry import MODELS, find_local_file
+    from caprompt.backbones.weights import PACKAGED_LICENSE, list_packaged
+
+    model = MODELS.get(name)
+    path = path or (find_local_file(model) if model else list_packaged()[name])
+    size = path.stat().st_size / 1e6 if path else model.megabytes if model else None
+    return "" if size is None else f"{size:.0f} MB", model.license if model else PACKAGED_LICENSE
 
 
 def datasets(*, download: str | None = None) -> None:

@@ -64,7 +64,8 @@ def predict(
         Share of the images of learned classes that may be marked as "none of these".
     as_csv
         Print CSV: path,label,score, then label_2,score_2 and so on, and unknown (0 or 1). A name that a spreadsheet program would
-        take for a formula is preceded by an apostrophe, a path by ./; control characters and bytes that are not UTF-8 appear as \\x1b.
+        take for a formula is preceded by an apostrophe, a path by ./; control characters and bytes that are not UTF-8 appear
+        as \\x1b.
     to
         Write the predictions for a labeling tool to import as pre-labels: label-studio or fiftyone.
     out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,6 +41,7 @@ def run(
     out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
     resume: bool = False,
     watch: bool = False,
+    track: list[Literal["wandb", "trackio", "tensorboard", "mlflow"]] | None = None,
     tensorboard: bool = False,
     skip_bad: SkipBad = False,
     config: Config = None,
@@ -87,8 +90,10 @@ def run(
         Resume a stopped run; the results will be the same as without the stop.
     watch
         Print the accuracy curve after each task.
+    track
+        Log losses, metrics and settings to this tracker, on this machine unless it is configured otherwise; may be repeated.
     tensorboard
-        Write losses and metrics for TensorBoard into the run folder; needs the extra caprompt[track].
+        The same as --track tensorboard.
     """
     flags = {"dataset": dataset, "method": method, "backbone": backbone, "order": order, "seed": seed, "validation": validation}
     settings = {
@@ -101,7 +106,8 @@ def run(
         settings["protocol"] = protocol
     settings |= {name: True for name, value in {"give_task": give_task, "joint": joint}.items() if value}
     try:
-        run_seeds(settings, preset, seeds, out_folder, resume, skip_bad, device, out, watch=watch, tensorboard=tensorboard)
+        trackers = [*(track or []), *(["tensorboard"] if tensorboard else [])]
+        run_seeds(settings, preset, seeds, out_folder, resume, skip_bad, device, out, watch=watch, track=trackers)
     except KeyboardInterrupt:
         raise StoppedError("Stopped; the same command with --resume continues after the last complete epoch.") from None
 
@@ -117,12 +123,15 @@ def run_seeds(
     console: Console,
     *,
     watch: bool = False,
-    tensorboard: bool = False,
+    track: Sequence[str] = (),
 ) -> list[RunResult]:
-    """Run an experiment per seed and print the results; with `watch` also the accuracy curve after each task."""
+    """Run an experiment per seed and print the results.
+
+    With `watch` the accuracy curve is printed after each task; `track` names experiment trackers.
+    """
     from caprompt.callbacks.progress_bar import ProgressBar
-    from caprompt.callbacks.tensorboard import TensorBoardWriter
     from caprompt.callbacks.terminal_curve import TerminalCurve
+    from caprompt.callbacks.tracking import make_tracker
     from caprompt.cli.tables import make_run_table, make_seeds_table
     from caprompt.experiments.config import build_run_config, load_preset_settings
     from caprompt.experiments.execution import run_experiment
@@ -136,12 +145,16 @@ def run_seeds(
         seeded = config.model_copy(update={"seed": seed})
         run_folder = choose_run_folder(seeded, folder, resume, several=seeds > 1)
         callbacks: list[Callback] = [TerminalCurve(console)] if watch else []
-        if tensorboard:
-            callbacks.append(TensorBoardWriter(run_folder / "tensorboard"))
-        with ProgressBar(err) as progress_bar:
+        read_config = partial(_read_flat_config, run_folder)
+        trackers = [make_tracker(name, run_folder, read_config) for name in dict.fromkeys(track)]
+        with ExitStack() as stack:
+            callbacks += [stack.enter_context(tracker) for tracker in trackers]
+            progress_bar = stack.enter_context(ProgressBar(err))
             results[seed] = run_experiment(
                 seeded, run_folder, resume=resume, skip_bad=skip_bad, device=device, callbacks=[progress_bar, *callbacks]
             )
+            for tracker in trackers:
+                tracker.log_summary(results[seed].summary())
         plan = read_plan(run_folder)
         print_skipped(plan["skipped"])
         print_warnings(plan.get("warnings", []))
@@ -152,3 +165,12 @@ def run_seeds(
     protocol = require_same_protocol(result.protocol for result in results.values())
     console.print(f"protocol {protocol}", style="dim" if parse_kind(protocol) == "honest" else "bold yellow")
     return list(results.values())
+
+
+def _read_flat_config(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run and every option of its method, for a tracker."""
+    from caprompt.experiments.run_folder import read_plan
+
+    plan = read_plan(folder)
+    settings = {name: value for name, value in plan["config"].items() if name != "options"}
+    return {**settings, **plan["options"], "folder": folder.name}

@@ -83,7 +83,7 @@
     const rows = top.flatMap(({ label, score }) => [
       make("dt", { textContent: label }),
       make("dd", { textContent: percent.format(score) }),
-      make("progress", { className: "bar", max: 1, value: score, ariaHidden: "true" }),
+      make("dd", { className: "bar", ariaHidden: "true" }, make("progress", { max: 1, value: score })),
     ]);
     element.replaceChildren(
       make("p", { className: "label", textContent: top[0].label }),

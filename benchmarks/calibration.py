@@ -1,0 +1,148 @@
+"""Do scores mean what they say? Calibration error, prediction sets and unknown classes, on test images.
+
+    python benchmarks/calibration.py --data cifar100=10 cars/=7 --backbone deit_tiny_patch16_224.safetensors --orders 0 1 2
+
+`--data NAME=TASKS` is a data set's name, or a folder with `train` and `test`. For every class order, a model learns the tasks one
+by one, each image once, no task identity, one image one prediction. After half of the tasks, test images of the classes that are
+still to come are unknown; after the last, all test images are of learned classes. Nothing is fitted to test images.
+
+Expected calibration error: 15 bins of equal width of the highest probability, as fitted by the lessons and without a fit. Sets:
+the fewest classes whose probabilities add up to 90 %. Unknown classes: area under the ROC curve of several scores, and the share of
+test images of learned classes that are marked as unknown where 5 % are asked for. Writes results/accuracy/calibration.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import ACCURACY, save
+from torch import Tensor
+
+from caprompt import ContinualClassifier
+from caprompt.calibration import Calibration
+from caprompt.data import Samples, load_dataset
+from caprompt.data.tasks import order_classes, split_tasks
+from caprompt.metrics import compute_auroc, compute_calibration_error, compute_reliability, mean_std
+from caprompt.outputs import count_plausible
+
+COVERAGE, FALSE_ALARMS = 0.9, 0.05
+KNOWN_SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # of log-probabilities or logits (N, C); higher for known images
+    "highest probability": lambda logits: logits.softmax(dim=1).amax(dim=1),
+    "highest logit": lambda logits: logits.amax(dim=1),
+    "margin of the logits": lambda logits: -logits.topk(2, dim=1).values.diff(dim=1).squeeze(1),
+    "log-sum of the logits": lambda logits: logits.logsumexp(dim=1),
+    "negative entropy": lambda logits: (logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1),
+}
+
+
+def measure(data: str, backbone: str, method: str, order: int, per_class: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Learn the tasks of one class order and return the metrics."""
+    name, _, num_tasks = data.partition("=")
+    dataset = load_dataset(name)
+    train = dataset.train.select_per_class(per_class) if per_class else dataset.train
+    tasks = split_tasks(order_classes(train.classes, "shuffled", order), int(num_tasks))
+    model = ContinualClassifier(method, backbone, seed=order, **options)
+    metrics: dict[str, Any] = {"data": Path(name).name, "method": method, "order": order}
+    start = time.perf_counter()
+    for number, names in enumerate(tasks, start=1):
+        model.learn(train.select_classes(names), again=True)
+        if number == (len(tasks) + 1) // 2:
+            metrics["unknown"] = measure_unknown(model, dataset.test)
+    metrics |= measure_known(model, dataset.test)
+    metrics["seconds"] = round(time.perf_counter() - start)
+    return metrics
+
+
+def compute_logits(model: ContinualClassifier, samples: Samples) -> Tensor:
+    """Return logits without calibration, for samples of any class: (N, C)."""
+    before, model.calibration = model.calibration, Calibration()
+    try:
+        output = model._predict_images(samples.images, None, {})
+    finally:
+        model.calibration = before
+    assert output is not None
+    return output.logits.double().cpu()
+
+
+def measure_unknown(model: ContinualClassifier, test: Samples) -> dict[str, Any]:
+    """Tell test images of learned classes from those of the others by several scores."""
+    groups = (test.select_classes(model.classes), test.select_classes(set(test.classes) - set(model.classes)))
+    known, unknown = (compute_logits(model, samples) for samples in groups)
+    aurocs = {name: round(compute_auroc(score(known).tolist(), score(unknown).tolist()), 2) for name, score in KNOWN_SCORES.items()}
+    threshold = model.calibration.get_threshold(FALSE_ALARMS)
+    assert threshold is not None
+    below = [
+        100 * float((model.calibration.apply(each).exp().amax(dim=1) < threshold).double().mean()) for each in (known, unknown)
+    ]
+    return {"classes": len(model.classes), "aurocs": aurocs, "false_alarms": round(below[0], 2), "recognized": round(below[1], 2)}
+
+
+def measure_known(model: ContinualClassifier, test: Samples) -> dict[str, Any]:
+    """Return accuracy, calibration errors, and the coverage and size of prediction sets."""
+    logits = compute_logits(model, test)
+    targets = torch.tensor([model.classes.index(label) for label in test.labels])
+    fitted = model.calibration.apply(logits).exp()
+    scores, ranked = fitted.sort(dim=1, descending=True)
+    sizes = count_plausible(scores, COVERAGE)
+    ranks = (ranked == targets.unsqueeze(1)).double().argmax(dim=1)
+    is_correct = (ranks == 0).tolist()
+
+    def compute_error(probabilities: Tensor) -> float:
+        return round(compute_calibration_error(compute_reliability(probabilities.amax(dim=1).tolist(), is_correct)), 2)
+
+    return {
+        "images": len(test),
+        "accuracy": round(100 * sum(is_correct) / len(test), 2),
+        "ece_unfitted": compute_error(logits.softmax(dim=1)),
+        "ece": compute_error(fitted),
+        "factor": round(model.calibration.factor, 4),
+        "background": model.calibration.background,
+        "coverage": round(100 * float((ranks < sizes).double().mean()), 2),
+        "set_size": round(float(sizes.double().mean()), 2),
+    }
+
+
+def format_table(runs: list[dict[str, Any]]) -> str:
+    """Return a row per data set and method: mean and standard deviation over the orders."""
+    lines = [
+        "| data | method | accuracy | ECE | ECE without a fit | sets at 90 % cover | labels a set | AUROC, best score | false alarms at 5 % |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for data, method in dict.fromkeys((run["data"], run["method"]) for run in runs):
+        own = [run for run in runs if (run["data"], run["method"]) == (data, method)]
+        columns = [
+            mean_std([run[key] for run in own]).text(1) for key in ("accuracy", "ece", "ece_unfitted", "coverage", "set_size")
+        ]
+        means = {name: mean_std([run["unknown"]["aurocs"][name] for run in own]) for name in KNOWN_SCORES}
+        best = max(means, key=lambda name: means[name].mean)
+        alarms = mean_std([run["unknown"]["false_alarms"] for run in own]).text(1)
+        lines.append(f"| {' | '.join([data, method, *columns, f'{means[best].text(1)} ({best})', alarms])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, save and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=["beetles=4"], metavar="NAME=TASKS")
+    parser.add_argument("--backbone", default="vit_mini_patch8_64.tin200_distilled")
+    parser.add_argument("--methods", nargs="+", default=["caprompt"])
+    parser.add_argument("--orders", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--per-class", type=int, help="training images of each class")
+    parser.add_argument("--projections", type=int, default=5_000)
+    parser.add_argument("--name", default="calibration", help="of the file in results/accuracy")
+    args = parser.parse_args()
+    runs = []
+    for data, method, order in ((data, method, order) for data in args.data for method in args.methods for order in args.orders):
+        runs.append(measure(data, args.backbone, method, order, args.per_class, {"projections": args.projections}))
+        print(runs[-1], flush=True)
+    save(args.name, {"backbone": Path(args.backbone).stem, "per_class": args.per_class, "runs": runs}, ACCURACY)
+    print(format_table(runs))
+
+
+if __name__ == "__main__":
+    main()
