@@ -96,7 +96,7 @@ class Calibration:
 def make_evidence(logits: Tensor, labels: Tensor, optimistic: Tensor | None = None) -> Evidence:
     """Return the evidence of n honestly scored images: logits (n, C) and labels (n,).
 
-    `optimistic` are logits (n, C) of the model as it predicts, but after it trained on these images. Honest logits may be of a
+    `optimistic` are logits (m, C) of the model as it predicts, but after it trained on these images. Honest logits may be of a
     weaker form of the model; how sure it is of images of learned classes lies between the two, so quantiles are averaged.
     """
     logits, labels = logits.double().cpu(), labels.cpu()

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
+import struct
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +29,7 @@ GAIN = "45.3 % instead of 22.7 % right (Stanford Cars, 98 classes, JPEG copies"
 def open_terminal(monkeypatch: pytest.MonkeyPatch, typed: bytes) -> Iterator[list[str]]:
     """Let stdin and stderr be a terminal on which something was typed; the list gets what it shows in the end."""
     controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))  # rows, columns
     os.write(controller, typed)
     shown: list[str] = []
     with open(terminal, closefd=False) as stdin, open(terminal, "w", closefd=False) as stderr, monkeypatch.context() as patch:
@@ -53,6 +57,7 @@ def test_terminal_is_asked_and_consent_downloads(backbone_hub: LocalHub, monkeyp
         assert choose_backbone("cpu", yes=False, offline=False) == DEIT
     assert f"Backbone: {PROPOSAL} is better than the embedded one, which is for demos: {GAIN}" in shown[0]
     assert "Download 23 MB? [Y/n] " in shown[0]
+    assert "model.safetensors: 100%" in shown[0]  # a progress bar
     assert backbone_hub.downloads == [f"timm/{DEIT}/model.safetensors"]
 
 

@@ -173,6 +173,7 @@ def test_export_is_deterministic(session: Session, ncm: ContinualClassifier) -> 
     assert encode_onnx(ncm) == session.content
 
 
+@pytest.mark.slow
 def test_unknown_score_is_computed_in_one_place(ncm: ContinualClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[2.0, 2.0], [50.0, 0.0]])
     output = MethodOutput(logits, torch.ones(2, 1), torch.ones(2))
@@ -182,6 +183,7 @@ def test_unknown_score_is_computed_in_one_place(ncm: ContinualClassifier, monkey
     np.testing.assert_allclose(found["unknown"], found["logits"].max(axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [21, 23])
 def test_newer_operators(ncm: ContinualClassifier, opset: int) -> None:
     content = encode_onnx(ncm, opset=opset)

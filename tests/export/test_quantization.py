@@ -85,7 +85,7 @@ def test_int8_is_within_half_a_step_of_its_block() -> None:
         np.maximum.at(largest, blocks, np.abs(values))
         assert (np.abs(restored[name].ravel() - values) <= 0.501 * largest[blocks] / LEVELS).all()
         assert not np.array_equal(restored[name], TENSORS[name])
-    assert count_bits(size) < 10  # eight and those of the scales
+    assert count_bits(size) < 10.5  # eight, one of the scales, and the nodes of these small tensors
 
 
 def test_quantized_blocks_use_all_levels() -> None:

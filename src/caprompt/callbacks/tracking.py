@@ -109,8 +109,8 @@ class LibraryTracker(Tracker):
         return {"id": key, "dir": str(self.folder), "mode": os.environ.get("WANDB_MODE", "offline"), "settings": settings}
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log values; these libraries count steps over all tasks themselves, so the step is logged as a value."""
-        self.module.log({**values, "task": self.task, "step in task": step})
+        """Log values; these libraries count the steps of all curves together, and do so themselves."""
+        self.module.log({**values, "task": self.task})
 
     def stop(self, failed: bool) -> None:
         """End the tracked run and write what is left to write."""
@@ -168,12 +168,12 @@ def _import_library(name: str) -> ModuleType:
         os.environ.setdefault(variable, value)
     try:
         module = import_module(name)
+        # A folder `wandb`, in which wandb writes, is imported as an empty package where the library is not installed.
+        if module.__file__ is None:
+            raise ImportError
     except ImportError:
-        module = None
-    # A folder `wandb`, in which wandb writes, is imported as an empty package where the library is not installed.
-    if module is None or module.__spec__ is None or module.__spec__.origin is None:
         remedy = "mlflow" if name == "mlflow" else "'caprompt[track]'"
-        raise OptionError(f"tracking with {name} needs the package {name}: pip install {remedy}")
+        raise OptionError(f"tracking with {name} needs the package {name}: pip install {remedy}") from None
     return module
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from caprompt.data.annotations import is_annotation_table, read_annotations
 from caprompt.data.class_names import check_class_name
 from caprompt.data.dataset_adapters import read_dataset, read_dataset_images
-from caprompt.data.folders import describe_ignored, find_images, read_class_folders
 from caprompt.data.formats import FORMAT_LIST
+from caprompt.data.image_folders import describe_ignored, find_images, read_class_folders
 from caprompt.data.image_inputs import convert_image, is_one_image
 from caprompt.data.images import SKIP_HINT, ImageInput
 from caprompt.data.labels import Names, convert_labels, rename_numbers

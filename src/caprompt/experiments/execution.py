@@ -43,7 +43,7 @@ from caprompt.experiments.run_folder import (
 from caprompt.outputs import Evaluation
 from caprompt.utils import files
 
-__all__ = ["load_splits", "load_test_images", "run_experiment", "split_data"]
+__all__ = ["load_splits", "load_test_images", "plan_experiment", "run_experiment", "split_data"]
 
 
 def run_experiment(
@@ -56,11 +56,7 @@ def run_experiment(
     callbacks: Callback | Sequence[Callback] = (),
 ) -> RunResult:
     """Run an experiment in its folder, or resume it there. Everything is checked before anything is written."""
-    data = load_dataset(config.dataset)
-    train, test = load_splits(data, config, skip_bad)
-    options = {**select_recommended_options(data.options, config.method), **config.options}
-    tasks = _plan_tasks(config, data)
-    model = ContinualClassifier(config.method, config.backbone, seed=config.seed, device=device, **options)
+    model, tasks, train, test = _prepare(config, skip_bad, device)
     plan = _make_plan(config, model, tasks, train, test)
     if resume and (folder / "run.json").is_file():
         check_same_plan(folder, plan)
@@ -101,6 +97,21 @@ def run_experiment(
         title = "" if is_honest else protocols.format_percent_title("accuracy after each task", results.protocol)
         plot_accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
     return results
+
+
+def plan_experiment(config: RunConfig, *, skip_bad: bool = False, device: str = "auto") -> dict[str, Any]:
+    """Check everything that `run_experiment` checks before it writes, and return what it would write to `run.json`."""
+    return _make_plan(config, *_prepare(config, skip_bad, device))
+
+
+def _prepare(config: RunConfig, skip_bad: bool, device: str) -> tuple[ContinualClassifier, list[list[str]], Samples, Samples]:
+    """Return the untrained model, the classes of each task, and the training and test images."""
+    data = load_dataset(config.dataset)
+    train, test = load_splits(data, config, skip_bad)
+    options = {**select_recommended_options(data.options, config.method), **config.options}
+    tasks = _plan_tasks(config, data)
+    model = ContinualClassifier(config.method, config.backbone, seed=config.seed, device=device, **options)
+    return model, tasks, train, test
 
 
 def load_splits(data: Dataset, config: RunConfig, skip_bad: bool) -> tuple[Samples, Samples]:

@@ -150,7 +150,7 @@ def _download_runtime() -> WebRuntime:
     if npm is None:
         raise InputError(f"the page needs {PACKAGE}, which npm downloads, and npm is not installed; install it, or {remedy}")
     with tempfile.TemporaryDirectory() as folder:
-        command = [npm, "pack", RUNTIME, "--silent", "--prefer-offline", "--ignore-scripts", "--pack-destination", folder]
+        command = [npm, "pack", RUNTIME, "--loglevel=error", "--prefer-offline", "--ignore-scripts", "--pack-destination", folder]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:

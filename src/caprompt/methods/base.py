@@ -45,10 +45,10 @@ class MethodOutput:
 
 @dataclass(frozen=True)
 class HonestScores:
-    """Logits of n images of the last call by a model that has not learned from them, for calibration."""
+    """Logits of images of the last call by a model that has not learned from them, for calibration."""
 
     logits: Tensor  # (n, C); possibly of a weaker form of the model
-    optimistic: Tensor  # (n, C), as the model predicts, though it has trained on these images
+    optimistic: Tensor  # (m, C), as the model predicts, though it has trained on these images
     labels: Tensor  # (n,)
 
 

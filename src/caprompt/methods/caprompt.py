@@ -448,21 +448,36 @@ class CAPrompt(Method):
     def score_honestly(
         self, factor: Tensor, first: Tensor, second: Tensor, batches: Batches, generator: torch.Generator
     ) -> HonestScores:
-        """Score some images of the call as if they were left out of the regression, with a prompt that was not trained on them.
+        """Score some images of the call as if they were left out of the regression; twice each.
 
-        That is the prompt of the first pass, unless this is the first task; then it is none, and the regression is on these images
-        alone. Both give logits as sharp as those of the second pass for new images (docs/calibration.md). `first` and `second`
-        are the features of all images of the call, (n, D).
+        The prompt of the first pass was not trained on them. The second pass takes its task weights from that score, so that
+        it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first task,
+        the first pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
+        `first` and `second` are the features of all images of the call, (n, D).
         """
         assert self.ridge is not None
         labels = torch.cat([labels for _, labels in batches])
         chosen = torch.randperm(len(labels), generator=generator)[:MAX_SCORED].to(labels.device)
-        honest, optimistic = self.ridge.compute_left_out(factor, first[chosen], second[chosen], labels[chosen])
+        rows, labels = [first[chosen], second[chosen]], labels[chosen]
+        logits, optimistic = self.ridge.compute_left_out(factor, rows, labels, rows)
+        scale = self.options.ridge_scale
         if len(self.task_sizes) == 1:
             unprompted = torch.cat([self.vit(self.vit.stem(images)) for images, _ in batches])[chosen]
-            honest = self.ridge.compute_left_out_alone(unprompted, labels[chosen])
-        scale = self.options.ridge_scale
-        return HonestScores(scale * honest, scale * optimistic, labels[chosen])
+            honest = self.ridge.compute_left_out_alone(unprompted, labels)
+            return HonestScores(scale * honest, scale * optimistic, labels)
+        weights = first.new_zeros(len(first), len(self.task_sizes))
+        weights[chosen] = self.select_weights(self.compute_task_weights(scale * logits)).to(weights)
+        (again,) = self.ridge.compute_left_out(factor, rows, labels, [self.extract_mixed(batches, weights)[chosen]])
+        return HonestScores(scale * torch.cat([logits, again]), scale * optimistic, torch.cat([labels, labels]))
+
+    def extract_mixed(self, batches: Batches, weights: Tensor) -> Tensor:
+        """Compute the features of all images with prompts mixed by the given weights: (n, T) -> (n, D)."""
+        features, start = [], 0
+        for images, labels in batches:
+            own = weights[start : start + len(labels)]
+            features.append(self.extract_features(self.vit.stem(images), self.aggregate_prompts(own)))
+            start += len(labels)
+        return torch.cat(features)
 
     def subtract_class(self, index: int, batches: Batches | None) -> None:
         """Drop the class's kept features from the regression."""

@@ -87,7 +87,7 @@ class FrozenRidge(DirectMethod):
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         subset = torch.randperm(len(labels), generator=generator)[:MAX_SCORED].to(labels.device)
         features, labels = features[subset], labels[subset]
-        logits, _ = self.head.compute_left_out(factor, features, features, labels)
+        (logits,) = self.head.compute_left_out(factor, [features], labels, [features])
         logits = self.options.ridge_scale * logits
         self.honest_scores = HonestScores(logits, logits, labels)
 

@@ -54,9 +54,10 @@ def write_figure(explanation: Explanation, path: Path) -> None:
 def draw_figure(explanation: Explanation) -> Figure:
     """Draw an explanation: two large panels, and three small ones beside them."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(13.2, 5.4), dpi=150, layout="constrained")
-    image_panel, heat_panel, details = figure.subfigures(1, 3, width_ratios=(1.0, 1.2, 1.05))
+    figure = Figure(figsize=(13.6, 5.2), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+    image_panel, heat_panel, details = figure.subfigures(1, 3, width_ratios=(1.0, 1.22, 1.05))
     _draw_image(image_panel.subplots(), explanation)
     _draw_heat(heat_panel, explanation)
     rows = 2.2, 2.2, 0.9 + 0.32 * len(explanation.task_weights)
@@ -88,7 +89,7 @@ def _draw_heat(panel: Any, explanation: Explanation) -> None:
     winner, other = format_name(explanation.predicted.label), format_name(explanation.against.label)
     axes.set_title(f"why not {other}?", loc="left", fontweight="bold")
     lost = f"fall of the margin without a patch (margin {explanation.margin:+.2f})"
-    bar = panel.colorbar(mappable, ax=axes, shrink=0.82, pad=0.02)
+    bar = panel.colorbar(mappable, ax=axes, shrink=0.7, pad=0.02)
     bar.set_label(lost, color="0.35")
     bar.ax.set_title(f"{winner}", fontsize="small", color=FOR)
     bar.ax.set_xlabel(f"{other}", fontsize="small", color=AGAINST)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_flags_override_set_and_set_overrides_the_config_file(workspace: Path) -
     assert plan["tasks"] == [["green"], ["red"]]
     assert plan["options"]["epochs"] == 2
     assert plan["config"]["seed"] == 5
+
+
+def test_missing_or_unknown_tracker_is_refused_before_anything_is_written(
+    workspace: Path, quick: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "--dataset", "week1", "--backbone", "tiny.safetensors", "--tasks", 1, *quick, "--out", "tracked"]
+    assert_refused(workspace, [*words, "--track", "notes"], "--track", caprompt_in_process)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    sentence = "tracking with trackio needs the package trackio: pip install 'caprompt[track]'"
+    assert_refused(workspace, [*words, "--track", "trackio"], sentence, caprompt_in_process)
 
 
 # -- run_seeds -----------------------------------------------------------------------------------------------------------------

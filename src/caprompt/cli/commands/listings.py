@@ -50,11 +50,15 @@ def backbones(*, download: str | None = None) -> None:
         out.print(f"{download} is at '{path}' ({', '.join(describe_file(download, path))})", soft_wrap=True)
         return
     rows = [
-        (name, f"{count_parameters(c) / 1e6:.1f} M", f"{c.image_size}, {c.patch_size}", *describe_file(name), where)
-        for name, c, where in list_backbones()
+        (name, f"{count_parameters(config) / 1e6:.1f} M", str(config.image_size), *describe_file(name), where)
+        for name, config, where in list_backbones()
     ]
-    print_table(make_table("backbones", ["name.tag", "size", "px, patch", "file", "license", "present"], rows))
-    out.print("hub: downloaded with --download NAME, or when first used; by hand: --download says which file to put where", soft_wrap=True)
+    table = make_table("backbones", ["name.tag", "size", "px", "file", "license", "present"], rows)
+    table.columns[0].overflow = "fold"  # a name that is cut off might be any of several
+    print_table(table)
+    out.print(
+        "hub: downloaded with --download NAME, or when first used; by hand: --download says which file to put where", soft_wrap=True
+    )
     gpu = resolve_device("auto").type != "cpu"
     choice = recommend(find_present(), gpu=gpu)
     out.print(f"caprompt learn chooses {describe_recommendation(choice, gpu=gpu)}", soft_wrap=True)

@@ -76,7 +76,7 @@ def predict(
     from caprompt.classifier import ContinualClassifier
     from caprompt.cli.tables import make_prediction_table
     from caprompt.data.annotations import PreLabel, check_tool, write_pre_labels
-    from caprompt.data.folders import describe_ignored
+    from caprompt.data.image_folders import describe_ignored
     from caprompt.data.sources import collect_images
 
     if as_json and as_csv:

@@ -23,7 +23,7 @@ Shapes: n images, C classes, D width, M projections.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -243,24 +243,25 @@ class RandomRidge(Head):
         return self.ridge.solve()
 
     @torch.no_grad()
-    def compute_left_out(self, factor: Tensor, first: Tensor, second: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the outputs for images whose two feature vectors (n, D) each are left out of the regression: (n, C), twice.
+    def compute_left_out(self, factor: Tensor, rows: Sequence[Tensor], labels: Tensor, queries: Sequence[Tensor]) -> list[Tensor]:
+        """Compute the outputs for query features of n images, each image left out of the regression in turn: (n, C) per query.
 
-        With the rows H (2, M) of an image and A = H (G + lambda I)^-1 H^T (2, 2), the residuals without the image are
-        (I - A)^-1 times those with it. `factor` is what `partial_fit` returned; a vector may be given twice, if it was added once.
+        `rows` are the features by which each image is part of the regression, `queries` those to predict from, (n, D) each;
+        `factor` is what `partial_fit` returned. With H the r projected rows of an image, K = G + lambda I and A = H K^-1 H^T,
+
+            W without the image = W - K^-1 H^T (I - A)^-1 (Y - H W)
         """
-        hidden = [self.project(features).double() for features in (first, second)]
-        solved = [torch.linalg.solve_triangular(factor, rows.T, upper=False) for rows in hidden]  # (M, n)
+        hidden, asked = ([self.project(features).double() for features in parts] for parts in (rows, queries))
+        solved, asked_solved = (
+            [torch.linalg.solve_triangular(factor, part.T, upper=False) for part in parts] for parts in (hidden, asked)
+        )  # (M, n) each
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
-        residuals = torch.stack([targets - self.ridge(rows) for rows in hidden], dim=1)  # (n, 2, C)
-        if first is second:
-            leverage = solved[0].square().sum(dim=0)  # (n,)
-            left_out = targets - residuals[:, 0] / (1 - leverage).unsqueeze(1)
-            return left_out, left_out
-        inner = torch.stack([(one * other).sum(dim=0) for one in solved for other in solved], dim=1).view(-1, 2, 2)  # A
-        system = torch.eye(2, dtype=inner.dtype, device=inner.device) - inner
-        left_out_rows = targets.unsqueeze(1) - torch.linalg.solve(system, residuals)  # (n, 2, C)
-        return left_out_rows[:, 0], left_out_rows[:, 1]
+        residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
+        inner = torch.stack([torch.stack([(one * other).sum(dim=0) for other in solved], dim=1) for one in solved], dim=1)  # A
+        system = torch.eye(len(rows), dtype=inner.dtype, device=inner.device) - inner  # (n, r, r)
+        changes = torch.linalg.solve(system, residuals)  # (n, r, C)
+        shares = [torch.stack([(query * one).sum(dim=0) for one in solved], dim=1) for query in asked_solved]  # (n, r)
+        return [self.ridge(part) - (share.unsqueeze(1) @ changes).squeeze(1) for part, share in zip(asked, shares, strict=True)]
 
     @torch.no_grad()
     def compute_left_out_alone(self, features: Tensor, labels: Tensor) -> Tensor:

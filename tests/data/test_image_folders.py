@@ -12,8 +12,8 @@ import pytest
 from helpers import square, write_squares
 from PIL import Image
 
-from caprompt.data.folders import find_images, read_class_folders
 from caprompt.data.image_cache import ImageCache
+from caprompt.data.image_folders import find_images, read_class_folders
 from caprompt.data.sources import read_source
 from caprompt.data.validation import validate_images
 from caprompt.errors import CapromptWarning, DataError
