@@ -9,7 +9,8 @@ several seeds. A patch is removed as in the explanation: painted in the mean col
 margin, the logit of the predicted class minus that of the runner-up.
 
 On some of the images, other schemes are compared. All are measured by the same test, and 'blurred' removes by a Gaussian blur both
-for the map and in the test. Prints tables, and writes them to results/explain.txt.
+for the map and in the test. Prints tables, and writes them to results/explain.txt. With --figure, also draws the figure of
+docs/explain.md.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ from torch import Tensor
 
 import caprompt
 from caprompt import ContinualClassifier
-from caprompt.classifier.occlusion import draw_removals, fit_heat, remove_patches, select_hottest
+from caprompt.classifier.occlusion import compute_heat_map, draw_removals, fit_heat, remove_patches, select_hottest
 from caprompt.data import Samples, load_dataset
+from caprompt.data.datasets.beetles import draw_beetle
 from caprompt.data.sources import read_source
 from caprompt.engine.inputs import InputPipeline
 from caprompt.experiments.provenance import find_commit
 from caprompt.methods.caprompt import CAPrompt
+from caprompt.report.explanation_figure import write_figure
 
 SHARES = (0.1, 0.2, 0.3)
 CLASSES, TRAIN_IMAGES, TASK_SIZE = 10, 50, 5  # of a folder
 STEPS = 16  # of integrated gradients
+SHOWN = ("two-striped", 43)  # the test image in docs/explain.md
 Remove = Callable[[Tensor, Tensor], Tensor]  # image (3, S, S) and removed patches (K, R, R) -> copies (K, 3, S, S)
 Margin = Callable[[Tensor], Tensor]  # images (K, 3, S, S) -> margins (K,)
 Rows = dict[str, list[list[float]]]  # scheme -> images -> drop for each share
@@ -57,6 +61,8 @@ def main() -> None:
         datasets.append((title, few, test.select_classes(chosen), TASK_SIZE))
     for number, (title, train, test, size) in enumerate(datasets):
         model = get_model(train, size, args.models / f"explain-{number}" if args.models else None)
+        if number == 0 and args.figure is not None:
+            write_figure(model.explain(draw_beetle(*SHOWN)), args.figure)
         lines += [*test_model(title, model, test), ""]
         print("\n".join(lines), flush=True)
         args.out.write_text("\n".join(lines), encoding="utf-8")
@@ -188,23 +194,20 @@ def list_schemes(
     model: ContinualClassifier, margin: Margin, image: Tensor, ranked: Sequence[int]
 ) -> Iterator[tuple[str, str, Tensor, Remove]]:
     """Yield each scheme's name, cost, heat map (R, R) and way of removing patches."""
-    removals = draw_removals(512, 8)
-    margins = margin(remove_patches(image, removals))
     for copies in (128, 256, 512):
-        yield f"regression, {copies} copies", f"{copies} copies", fit_heat(removals[:copies], margins[:copies]).heat, remove_patches
-    yield (
-        "mean over copies with the patch (RISE), 256 copies",
-        "256 copies",
-        average_kept(removals[:256], margins[:256]),
-        remove_patches,
-    )
+        heat = compute_heat_map(margin, image, 8, copies, batch_size=64).heat
+        yield f"regression, {copies // 2} copies and {copies // 2} closer ones", f"{copies} copies", heat, remove_patches
+    removals = draw_removals(256, 8, torch.Generator().manual_seed(0))
+    margins = margin(remove_patches(image, removals))
+    yield "regression, all copies alike", "256 copies", fit_heat(removals, margins).heat, remove_patches
+    yield "mean over the copies with a patch (RISE)", "256 copies", average_kept(removals, margins), remove_patches
     yield "one patch at a time", "64 copies", slide_window(margin, image, 1), remove_patches
     yield "windows of 2 x 2 patches", "49 copies", slide_window(margin, image, 2), remove_patches
     if isinstance(model.method, CAPrompt):
         yield "gradient x difference", "1 gradient", integrate_gradients(model.method, image, ranked, 1), remove_patches
         yield "integrated gradients", f"{STEPS} gradients", integrate_gradients(model.method, image, ranked, STEPS), remove_patches
-    blurred = margin(blur_patches(image, removals[:256]))
-    yield "regression, 256 copies, blurred", "256 copies", fit_heat(removals[:256], blurred).heat, blur_patches
+    blurred = margin(blur_patches(image, removals))
+    yield "regression, all copies alike, patches blurred", "256 copies", fit_heat(removals, blurred).heat, blur_patches
 
 
 def average_kept(removals: Tensor, margins: Tensor) -> Tensor:
@@ -255,6 +258,7 @@ if __name__ == "__main__":
     parser.add_argument("--compared", type=int, default=40, help="images on which the schemes are compared")
     parser.add_argument("--seeds", type=int, default=5, help="of the random patches")
     parser.add_argument("--models", type=Path, help="folder in which the trained models are kept")
+    parser.add_argument("--figure", type=Path, help="figure of one beetle to draw")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "explain.txt")
     args = parser.parse_args()
     main()

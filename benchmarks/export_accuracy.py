@@ -1,11 +1,11 @@
 """Agreement of exported models with the original: labels, scores and accuracy with float32, float16 and 8-bit weights.
 
     python benchmarks/export_accuracy.py                               # beetles, the default method: a few minutes on a CPU
-    python benchmarks/export_accuracy.py --data cifar100 cars/ --methods all
+    python benchmarks/export_accuracy.py --data cifar100 --methods all --weights fp32
 
-Prints a table and writes results/accuracy/export.json. A method learns two tasks of a few images each with the embedded backbone.
-The test images are written to files of five sizes, upright and rotated by EXIF, in gray and with transparency, and both torch and
-ONNX Runtime read these files.
+Prints a table, and writes it into results/accuracy/export.json, where rows of earlier calls stay. A method learns two tasks of a
+few images each with the embedded backbone. The test images are written to files of five sizes, upright and rotated by EXIF, in
+gray and with transparency, and both torch and ONNX Runtime read these files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -30,8 +30,8 @@ from caprompt.export.onnx_graph import encode_onnx
 from caprompt.export.quantization import Weights, store_weights
 from caprompt.export.verification import compare_scores, compute_exported_scores, compute_scores
 from caprompt.methods import list_methods
+from caprompt.utils.files import read_json
 
-WEIGHTS: tuple[Weights, ...] = ("fp32", "fp16", "int8")
 ORIENTATION = 0x0112  # EXIF tag
 
 
@@ -108,7 +108,7 @@ def measure(name: str, data_name: str, args: argparse.Namespace) -> list[dict[st
         exported_model = onnx.load_from_string(encode_onnx(model))
         seconds = time.perf_counter() - began
         originals = compute_scores(model, paths)
-        for weights in WEIGHTS:
+        for weights in args.weights:
             stored = onnx.ModelProto()
             stored.CopyFrom(exported_model)
             store_weights(stored, weights)
@@ -118,7 +118,7 @@ def measure(name: str, data_name: str, args: argparse.Namespace) -> list[dict[st
             original, exported = agreement.accuracies
             rows.append(
                 {
-                    "data": data_name if "/" not in data_name else Path(data_name).name,
+                    "data": Path(data_name).name,
                     "method": name,
                     "weights": weights,
                     "mb": len(content) / 1e6,
@@ -130,23 +130,34 @@ def measure(name: str, data_name: str, args: argparse.Namespace) -> list[dict[st
                     "export_s": seconds,
                 }
             )
-            print(_format(rows[-1]), flush=True)
+            print(format_row(rows[-1]), flush=True)
     return rows
 
 
-def _format(row: dict[str, Any]) -> str:
+HEADING = (
+    "| data | method | weights | MB | images | same label, % | largest difference | torch, % | ONNX Runtime, % |",
+    "|---|---|---|--:|--:|--:|--:|--:|--:|",
+)
+
+
+def format_row(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
     return (
-        f"| {row['data']} | {row['method']} | {row['weights']} | {row['mb']:.1f} | {row['images']} "
-        f"| {row['same_label_percent']:.2f} | {row['largest_difference']:.1e} "
-        f"| {row['accuracy_torch']:.2f} | {row['accuracy_onnx']:.2f} |"
+        f"| {row['data']} | `{row['method']}` | {row['weights']} | {row['mb']:.1f} | {row['images']:,} "
+        f"| {row['same_label_percent']:.1f} | {row['largest_difference']:.0e} "
+        f"| {row['accuracy_torch']:.1f} | {row['accuracy_onnx']:.1f} |"
     )
+
+
+def format_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of docs/export.md."""
+    return "\n".join([*HEADING, *map(format_row, rows)])
 
 
 def main() -> None:
     """Measure, print, write."""
     names = list(list_methods()) if args.methods == ["all"] else args.methods
-    print("| data | method | weights | MB | images | same label, % | largest difference | torch, % | ONNX Runtime, % |")
-    print("|---|---|---|--:|--:|--:|--:|--:|--:|")
+    print("\n".join(HEADING))
     rows: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for name in names:
@@ -156,13 +167,28 @@ def main() -> None:
             except InputError as error:
                 refused[name] = str(error)
                 print(f"{name}: {error}", flush=True)
-    save("export", {"rows": rows, "refused": refused}, ACCURACY)
+    before = read_json(ACCURACY / "export.json")
+    digests = {**before.get("data_sha256", {}), **{Path(name).name: compute_digests(name) for name in args.data}}
+    save("export", {"data_sha256": digests, "rows": merge([*before.get("rows", []), *rows]), "refused": refused}, ACCURACY)
+
+
+def compute_digests(data_name: str) -> dict[str, str]:
+    """Return the digests of the training and test images of a dataset."""
+    data = load_dataset(data_name)
+    return {"train": data.train.digest(), "test": data.test.digest()}
+
+
+def merge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows sorted; of several with the same data, method and weights, only the last stays."""
+    latest = {(row["data"], row["method"], row["weights"]): row for row in rows}
+    return sorted(latest.values(), key=lambda row: (row["data"], row["method"], list(get_args(Weights)).index(row["weights"])))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=["beetles"], help="datasets, or folders with train/ and test/")
     parser.add_argument("--methods", nargs="+", default=["caprompt"], help="methods, or all")
+    parser.add_argument("--weights", nargs="+", default=list(get_args(Weights)), choices=get_args(Weights))
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--per-class", type=int, default=10, help="training images")
     parser.add_argument("--images", type=int, default=1000, help="test images")

@@ -27,7 +27,8 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def backbone_hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
-    """Return a hub that serves one backbone, while this machine has the embedded one only."""
+    """Return a hub that serves one backbone, while this machine has the embedded one only, and no GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # with one, another backbone is proposed
     with start_hub() as hub:
         publish_backbone(hub, tmp_path_factory.mktemp("hub"), monkeypatch)
         yield hub

@@ -62,6 +62,7 @@ def test_models_of_the_paper_are_registered() -> None:
 def test_architectures_of_clip_and_dinov2() -> None:
     clip = MODELS["vit_base_patch16_clip_224.openai"]
     assert clip.mean == CLIP_MEAN
+    assert clip.file == "open_clip_model.safetensors"  # its repository need not have another one in safetensors
     assert clip.config == ViTConfig(224, 16, 768, 12, 12, 3072, 1e-5, pre_norm=True, quick_gelu=True, patch_bias=False)
     plain, registers = MODELS["vit_small_patch14_dinov2.lvd142m"].config, MODELS["vit_small_patch14_reg4_dinov2.lvd142m"].config
     assert plain == ViTConfig(518, 14, 384, 12, 6, 1536, layer_scale=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import QUICK, equal_tensors, quick_options, square, squares, tiny_vit, write_backbone, write_squares
+from helpers import QUICK, equal_tensors, make_faint_images, quick_options, square, squares, tiny_vit, write_backbone, write_squares
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
@@ -482,3 +482,70 @@ def test_two_processes_that_learn_at_once_lose_nothing(backbone: Path, tmp_path:
     refusal = next(answer for answer in answers if answer != "learned")
     assert "being changed by another call" in refusal or "is not the one that is learning" in refusal
     assert ContinualClassifier.load(folder).classes == ["green", "red", *winners]
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["caprompt", "ridge"])
+def test_every_lesson_calibrates_and_the_fit_is_saved(backbone: Path, tmp_path: Path, method: str) -> None:
+    model = ContinualClassifier(method, backbone, **quick_options(method))  # type: ignore[arg-type]
+    fits = []
+    for colors in (["red", "green"], ["blue"], ["yellow", "cyan"]):
+        model.learn(squares(colors))
+        fits.append(model.calibration)
+    assert all(fit.images >= 8 for fit in fits)
+    assert len(set(fits)) == 3
+    images, _ = squares(["red", "cyan", "white"], 3, 50)
+    before = [each.as_dict() for each in model.predict(images, coverage=0.9)]
+    model.save(tmp_path / "m")
+    loaded = ContinualClassifier.load(tmp_path / "m")
+    assert [each.as_dict() for each in loaded.predict(images, coverage=0.9)] == before
+    for each in (model, loaded):
+        each.learn(squares(["black"]))
+    assert loaded.calibration.factor == model.calibration.factor
+    assert loaded.calibration.background == model.calibration.background
+
+
+def test_failed_lesson_leaves_the_calibration(backbone: Path) -> None:
+    model = make_model(backbone)
+    model.learn(squares(["red", "green"]))
+    before = model.calibration
+
+    def fail(event: Event) -> None:
+        if isinstance(event, LearnEnded):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(squares(["blue"]), callbacks=fail)
+    assert model.calibration == before
+    assert len(model._evidence) == 1
+
+
+def test_sets_hold_the_classes_whose_probabilities_add_up(backbone: Path) -> None:
+    model = make_model(backbone)
+    model.learn(squares(["red", "green", "blue"]))
+    for each in model.predict(squares(["red", "cyan"], 4, 50)[0], top=3, coverage=0.9):
+        total = sum(score.score for score in each.top[: len(each.prediction_set)])
+        assert [score.label for score in each.top[: len(each.prediction_set)]] == list(each.prediction_set)
+        assert total >= 0.9 - 1e-6
+        assert total - each.top[len(each.prediction_set) - 1].score < 0.9
+
+
+def test_unfitted_models_promise_nothing_until_they_are_calibrated(backbone: Path) -> None:
+    model = make_untrained(backbone)
+    model.learn(make_faint_images(range(3), 6, seed=0))
+    images, labels = make_faint_images(range(3), 6, seed=1)
+    assert not any(each.unknown for each in model.predict(images))
+    with pytest.raises(InputError, match="is not calibrated"):
+        model.predict(images, coverage=0.9)
+    with pytest.raises(OptionError, match="false_alarms must be between 0 and 1"):
+        model.predict(images, false_alarms=1.5)
+    with pytest.raises(InputError, match="8 images at least"):
+        model.calibrate((images[:3], labels[:3]))
+    fitted = model.calibrate((images, labels))
+    assert fitted.images == 18
+    assert model.lessons[-1]["kind"] == "calibrate"
+    assert all(each.prediction_set for each in model.predict(images, coverage=0.9))
+    flagged = [each.unknown for each in model.predict(images, false_alarms=0.5)]
+    assert 6 <= sum(flagged) <= 12

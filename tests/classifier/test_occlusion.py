@@ -3,13 +3,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from caprompt.classifier.occlusion import REMOVED_SHARE, compute_heat_map, draw_removals, fit_heat, remove_patches, select_hottest
+from caprompt.classifier.occlusion import (
+    REMOVED_SHARE,
+    compute_heat_map,
+    draw_closer_removals,
+    draw_removals,
+    fit_heat,
+    remove_patches,
+    select_hottest,
+)
+from caprompt.utils.random import make_generator
 
 TRUE_HEAT = torch.tensor([[0.0, 2.0, 0.0, 0.0], [0.0, 0.0, -1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]]).double()
 
 
+def draw(copies: int, grid: int) -> torch.Tensor:
+    return draw_removals(copies, grid, make_generator(0, "test"))
+
+
 def test_an_additive_margin_is_recovered() -> None:
-    removals = draw_removals(2000, 4)
+    removals = draw(2000, 4)
     result = fit_heat(removals, 7 - (removals * TRUE_HEAT).sum(dim=(1, 2)))
     shrinkage = result.heat[0, 1] / 2  # by the ridge penalty
     assert 0.6 < shrinkage < 1
@@ -19,7 +32,7 @@ def test_an_additive_margin_is_recovered() -> None:
 
 def test_fit_is_that_of_regressions_without_each_copy() -> None:
     """The formula for leaving out a copy, against leaving it out."""
-    removals = draw_removals(60, 4)
+    removals = draw(60, 4)
     margins = torch.randn(60, generator=torch.Generator().manual_seed(1)).double() - (removals * TRUE_HEAT).sum(dim=(1, 2))
     inputs, errors = removals.double().flatten(1), []
     for left_out in range(60):
@@ -41,12 +54,38 @@ def test_a_margin_that_nothing_changes_has_no_heat() -> None:
 
 @pytest.mark.parametrize("grid", [4, 14, 37])
 def test_copies_lack_random_shares_of_the_patches(grid: int) -> None:
-    removals = draw_removals(500, grid)
+    removals = draw(500, grid)
     assert removals.shape == (500, grid, grid)
     shares = removals.float().mean(dim=(1, 2))
     assert shares.mean() == pytest.approx(sum(REMOVED_SHARE) / 2, abs=0.02)
-    assert torch.equal(removals, draw_removals(500, grid))
+    assert torch.equal(removals, draw(500, grid))
     assert len(removals.flatten(1).unique(dim=1)[0]) == (grid if grid <= 16 else 13) ** 2  # 37 patches in cells of 3
+
+
+@pytest.mark.parametrize("grid", [4, 37])
+def test_the_second_half_lacks_mostly_what_the_first_half_marked(grid: int) -> None:
+    heat = torch.zeros(grid, grid)
+    heat[: grid // 2] = 1.0
+    shares = draw_closer_removals(heat, 2000, make_generator(0, "test")).float().mean(dim=0)
+    assert shares[0].mean() == pytest.approx(0.5, abs=0.05)
+    assert shares[-1].mean() == pytest.approx(0.12, abs=0.05)
+
+
+def test_the_second_half_depends_on_the_first() -> None:
+    """A margin that hangs on one patch: copies of the second half lack it more often than other patches."""
+    seen: list[torch.Tensor] = []
+
+    def margin(images: torch.Tensor) -> torch.Tensor:
+        is_removed = images[:, 0, 0, 0] != 1.0
+        seen.append(is_removed)
+        return -is_removed.double()
+
+    image = torch.zeros(3, 16, 16)
+    image[:, :4, :4] = 1.0
+    result = compute_heat_map(margin, image, 4, copies=400, batch_size=50)
+    assert int(result.heat.argmax()) == 0
+    first, second = (torch.cat(part).double().mean() for part in (seen[:4], seen[4:]))
+    assert first < 0.4 < second
 
 
 def test_removed_patches_have_the_mean_color_and_others_stay() -> None:

@@ -296,6 +296,17 @@ def test_equal_pixels_give_equal_scores(browser: Any, page_folder: Path, ncm: Co
 
 
 @pytest.mark.slow
+def test_large_photo_is_drawn_smaller(browser: Any, page_folder: Path, ncm: ContinualClassifier, tmp_path: Path) -> None:
+    path = tmp_path / "large.png"
+    Image.fromarray(square("green", 8)).resize((900, 1200), Image.Resampling.BICUBIC).save(path)
+    page, _ = open_page(browser, (page_folder / "index.html").as_uri())
+    page.locator("#files").set_input_files(path)
+    wait_for_status(page, "1 image classified")
+    expected = ncm.predict_one(path)
+    assert read_results(page) == [(expected.label, pytest.approx(expected.score, abs=0.05))]
+
+
+@pytest.mark.slow
 def test_dropped_and_unreadable_files(browser: Any, page_folder: Path, ncm: ContinualClassifier) -> None:
     page, _ = open_page(browser, (page_folder / "index.html").as_uri())
     image = io.BytesIO()

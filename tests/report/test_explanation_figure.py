@@ -52,7 +52,7 @@ def test_the_figure_shows_everything() -> None:
         "task weights",
     ):
         assert expected in texts
-    assert any("margin +1.70" in text for text in texts)
+    assert any("margin (+1.70)" in text for text in texts)
 
 
 def test_what_is_missing_is_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caprompt.classifier.explanation import Explanation
 from caprompt.classifier.model import ContinualClassifier, LabeledOutput
 
-__all__ = ["ContinualClassifier", "LabeledOutput"]
+__all__ = ["ContinualClassifier", "Explanation", "LabeledOutput"]

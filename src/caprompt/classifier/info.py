@@ -107,7 +107,7 @@ def describe_kept(tensor_names: Sequence[str]) -> tuple[str, ...]:
     >>> describe_kept(["method.head.weight"])
     ()
     >>> describe_kept(["method.head.statistics.mean", "method.head.statistics.count"])
-    ('the mean feature of each class, which for a class with one image is that image\\'s',)
+    ("the mean feature of each class, which for a class with one image is that image's",)
     """
     ends = {name.rpartition(".")[2] for name in tensor_names}
     return tuple(sentence for name, sentence in KEPT if name in ends)

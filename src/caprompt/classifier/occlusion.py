@@ -7,8 +7,11 @@ of the image. With r_j = 1 where patch j is removed, a ridge regression over the
     margin(r)  ~  constant - sum_j heat_j r_j
 
 gives each patch the amount by which its removal lowers the margin, on average over what else is
-missing. The margin is the logit of one class minus that of the other. docs/explain.md compares this
-with other schemes.
+missing. The margin is the logit of one class minus that of the other.
+
+Half of the copies lack patches from everywhere. The other half look closer: they lack mostly patches
+that the first half has marked, which tells these apart. docs/explain.md compares this with other
+schemes.
 
 Shapes: K copies, R x R patches, S image side.
 """
@@ -23,11 +26,13 @@ from torch import Tensor
 
 from caprompt.utils.random import make_generator
 
-__all__ = ["HeatMap", "compute_heat_map", "draw_removals", "fit_heat", "remove_patches", "select_hottest"]
+__all__ = ["HeatMap", "compute_heat_map", "draw_closer_removals", "draw_removals", "fit_heat", "remove_patches", "select_hottest"]
 
 Margin = Callable[[Tensor], Tensor]  # images (K, 3, S, S) -> margins (K,)
 
-REMOVED_SHARE = (0.05, 0.6)  # of the patches, in one copy
+REMOVED_SHARE = (0.05, 0.6)  # of the patches, in a copy of the first half
+HOT_SHARE = 0.4  # of the patches: those that the second half looks at
+HOT_PROBABILITY, OTHER_PROBABILITY = 0.5, 0.12  # of removal in a copy of the second half
 MAX_CELLS = 16  # along a side; smaller patches are removed several at a time
 RIDGE_STRENGTH = 0.1  # lambda, per copy
 
@@ -42,19 +47,32 @@ class HeatMap:
 
 def compute_heat_map(margin: Margin, image: Tensor, grid: int, copies: int, batch_size: int) -> HeatMap:
     """Compute the heat map of an image (3, S, S); the same image and margin always give the same map."""
-    removals = draw_removals(copies, grid)
-    margins = [margin(remove_patches(image, part)).double().cpu() for part in removals.split(batch_size)]
-    return fit_heat(removals, torch.cat(margins))
 
+    def compute_margins(removals: Tensor) -> Tensor:
+        return torch.cat([margin(remove_patches(image, part)).double().cpu() for part in removals.split(batch_size)])
 
-def draw_removals(copies: int, grid: int) -> Tensor:
-    """Draw which patches each copy lacks: (K, R, R), true where removed."""
     generator = make_generator(0, "explain")
-    cell = -(-grid // MAX_CELLS)  # side of a cell, in patches
-    cells = -(-grid // cell)
+    removals = draw_removals(copies - copies // 2, grid, generator)
+    margins = compute_margins(removals)
+    closer = draw_closer_removals(fit_heat(removals, margins).heat, copies // 2, generator)
+    return fit_heat(torch.cat([removals, closer]), torch.cat([margins, compute_margins(closer)]))
+
+
+def draw_removals(copies: int, grid: int, generator: torch.Generator) -> Tensor:
+    """Draw which patches each copy lacks, any share of them: (K, R, R), true where removed."""
+    cell = _choose_cell(grid)
     low, high = REMOVED_SHARE
     shares = low + (high - low) * torch.rand(copies, 1, 1, generator=generator)
-    return _enlarge(torch.rand(copies, cells, cells, generator=generator) < shares, cell, grid)
+    return _enlarge(torch.rand(copies, -(-grid // cell), -(-grid // cell), generator=generator) < shares, cell, grid)
+
+
+def draw_closer_removals(heat: Tensor, copies: int, generator: torch.Generator) -> Tensor:
+    """Draw which patches each copy lacks, mostly of the hottest ones of a first map (R, R): (K, R, R)."""
+    grid = len(heat)
+    cell = _choose_cell(grid)
+    is_hot = select_hottest(heat[::cell, ::cell], HOT_SHARE)
+    probabilities = torch.where(is_hot, HOT_PROBABILITY, OTHER_PROBABILITY)
+    return _enlarge(torch.rand(copies, *is_hot.shape, generator=generator) < probabilities, cell, grid)
 
 
 def remove_patches(image: Tensor, removals: Tensor) -> Tensor:
@@ -94,6 +112,15 @@ def select_hottest(heat: Tensor, share: float) -> Tensor:
     selected = torch.zeros(heat.numel(), dtype=torch.bool)
     selected[heat.flatten().argsort(descending=True, stable=True)[: round(share * heat.numel())]] = True
     return selected.view_as(heat)
+
+
+def _choose_cell(grid: int) -> int:
+    """Return how many patches along a side are removed together.
+
+    >>> [_choose_cell(grid) for grid in (8, 16, 37)]
+    [1, 1, 3]
+    """
+    return -(-grid // MAX_CELLS)
 
 
 def _enlarge(cells: Tensor, factor: int, side: int) -> Tensor:

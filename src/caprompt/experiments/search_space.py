@@ -5,8 +5,8 @@ A domain is derived from an option's type, bounds and default:
     int                    a quarter of the default to four times the default
     float with two bounds  everything between them
     other float            a tenth of the default to ten times the default, on a log scale
-and stays within the bounds. Where the default is "auto", that of `Options` stands in. `search_spaces.toml` lists the options that are
-searched for each method, and has domains where these rules find none or a poor one. The caller can override both.
+and stays within the bounds. Where the default is "auto", that of `Options` stands in. `search_spaces.toml` lists the options that
+are searched for each method, and has domains where these rules find none or a poor one. The caller can override both.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Range:
         """
         if self.integer:
             return int(parameter)
-        return min(max(float(f"{parameter:.{DIGITS}g}"), self.low), self.high)
+        return min(max(_round(parameter), self.low), self.high)
 
     def encode(self, value: Any) -> Any:
         """Return the number that Optuna stores for the value of an option."""
@@ -119,7 +119,7 @@ class Choices:
 
     def decode(self, parameter: Any) -> Any:
         """Return the value of an option for a text that Optuna has sampled."""
-        return next(value for value in self.values if self.encode(value) == parameter)
+        return {self.encode(value): value for value in self.values}[parameter]
 
     def encode(self, value: Any) -> Any:
         """Return the text that Optuna stores for the value of an option.
@@ -139,9 +139,9 @@ class Choices:
         """Return the choices as text.
 
         >>> Choices((True, False)).describe()
-        'true | false'
+        'true / false'
         """
-        return " | ".join(str(self.encode(value)) for value in self.values)
+        return " / ".join(str(self.encode(value)) for value in self.values)
 
 
 Domain = Range | Choices
@@ -152,8 +152,8 @@ def build_space(
 ) -> dict[str, Domain]:
     """Return the domain of each option that a study varies.
 
-    `fixed` are options that the caller has set, which are not searched. `requested` replaces the list of the method; a specification
-    of None stands for the domain that would be taken without it.
+    `fixed` are options that the caller has set, which are not searched. `requested` replaces the list of the method; None stands
+    for the domain that would be taken without a request.
     """
     method = config.method
     options_class, defaults = get_method(method).options_class, resolve_config(config).options
@@ -172,7 +172,7 @@ def build_space(
         domain = _find_domain(options_class, method, name, defaults[name])
         if domain is None and requested:
             raise OptionError(
-                f"no range is known for option '{name}' of {method}; give one, such as {name}=0..1, or values, such as {name}=0|0.5|1"
+                f"no range is known for option '{name}' of {method}; give one, such as {name}=0..1, or values as {name}=0/0.5/1"
             )
         if domain is not None:
             space[name] = domain
@@ -214,7 +214,7 @@ def _make_domain(options_class: type[Options], method: str, name: str, spec: Spe
         return Choices(tuple(dict.fromkeys(check(value) for value in spec["choices"])))
     number = _find_number(options_class.model_fields[name])
     if number is None:
-        raise OptionError(f"option '{name}' of {method} is not a number; give the values to search as {name}=a|b|c")
+        raise OptionError(f"option '{name}' of {method} is not a number; give the values to search as {name}=a/b/c")
     low, high = check(spec["low"]), check(spec["high"])
     if not low < high:
         raise OptionError(f"the range of option '{name}' of {method} should start below its end; it is {low} to {high}")
@@ -251,7 +251,8 @@ def _derive_domain(field: FieldInfo, default: Any) -> Domain | None:
     if default <= 0:
         return None  # 0 has no scale
     factor = 4 if number.integer else 10
-    return _make_range(number, max(number.low, default / factor), min(number.high, default * factor)).widen(default)
+    low, high = _round(default / factor), _round(default * factor)
+    return _make_range(number, max(number.low, low), min(number.high, high)).widen(default)
 
 
 def _make_range(number: _Number, low: float, high: float) -> Range:
@@ -260,6 +261,10 @@ def _make_range(number: _Number, low: float, high: float) -> Range:
         return Range(float(low), float(high), log=low > 0 and high >= 10 * low)
     low, high = math.ceil(low / number.step) * number.step, math.floor(high / number.step) * number.step
     return Range(low, high, integer=True, log=number.step == 1 and low > 0 and high >= 8 * low, step=number.step)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 def _find_number(field: FieldInfo) -> _Number | None:
@@ -276,7 +281,9 @@ def _find_number(field: FieldInfo) -> _Number | None:
 
 
 def _read_constraints(integer: bool, constraints: Collection[Any]) -> _Number:
-    found = {name: getattr(each, name) for each in constraints for name in ("ge", "gt", "le", "lt", "multiple_of") if hasattr(each, name)}
+    found = {
+        name: getattr(each, name) for each in constraints for name in ("ge", "gt", "le", "lt", "multiple_of") if hasattr(each, name)
+    }
     return _Number(
         integer,
         low=found.get("ge", found.get("gt", -math.inf)),

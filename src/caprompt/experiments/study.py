@@ -1,7 +1,7 @@
 """Hyperparameter studies: runs of a method with different options, compared on validation images.
 
-Validation images are held out from the training images; test images are not read. Trial 0 has the default configuration, so that the
-best trial is never worse than it there. A study folder holds
+Validation images are held out from the training images; test images are not read. Trial 0 has the default configuration, so that
+the best trial is never worse than it there. A study folder holds
     study.json      configuration, search space, images and versions, written first
     study.db        the finished trials, an Optuna study in SQLite
     trials/003/     the run of a trial (`execution`), without its model once the trial has finished
@@ -36,12 +36,13 @@ from caprompt.utils.toml import format_toml
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-__all__ = ["BEST", "NullStudyProgress", "Study", "StudyProgress", "Trial", "run_study"]
+__all__ = ["BEST", "NullStudyProgress", "Study", "StudyProgress", "Trial", "compute_importances", "run_study"]
 
 FORMAT = 1  # of a study folder
 PLAN, DATABASE, TRIALS, BEST = "study.json", "study.db", "trials", "best.toml"
 NAME = "caprompt"  # of the study in the database
 PLANNED = ("backbone", "tasks", "train", "test")  # what a resumed study must have in common with the stopped one, besides settings
+MIN_FOR_IMPORTANCE = 8  # trials
 START_TRIALS = 10  # random trials before the sampler learns from them
 
 
@@ -53,8 +54,8 @@ class Trial:
     options: Mapping[str, Any]  # empty for trial 0, which has the default configuration
     value: float | None  # ACC in percent; None if the trial failed
     reason: str | None
-    accuracies: Sequence[float]  # on the classes of each task, after the last one
-    images: Sequence[int]  # validation images behind each
+    accuracies: tuple[float, ...]  # on the classes of each task, after the last one
+    images: tuple[int, ...]  # validation images behind each
     forgetting: float
     seconds: float  # spent in training epochs
 
@@ -286,10 +287,24 @@ def _remove_model(folder: Path, number: int) -> None:
 def _write_best(study: Study) -> None:
     best, default = study.best, study.default
     note = (
-        f"# The best of {len(study.trials)} trials of `caprompt tune`, trial {best.number}: ACC {best.value:.2f} on validation images; "
-        f"the default has {default.value:.2f}.\n"
+        f"# The best of {len(study.trials)} trials of `caprompt tune`, trial {best.number}: ACC {best.value:.2f} on validation "
+        f"images; the default has {default.value:.2f}.\n"
     )
     files.write_bytes(study.folder / BEST, (note + format_toml(study.make_best_settings())).encode())
+
+
+def compute_importances(study: Study) -> dict[str, float]:
+    """Return the share of the variance between trials that each option explains, the largest first; empty with too few trials."""
+    import optuna
+
+    frozen = [_freeze(study, trial) for trial in study.trials if trial.value is not None]
+    complete = [each for each in frozen if each.params.keys() == study.space.keys()]
+    if len(complete) < MIN_FOR_IMPORTANCE or len({each.value for each in complete}) == 1:
+        return {}
+    with _quiet_optuna():
+        sampled = optuna.create_study(direction="maximize")
+        sampled.add_trials(complete)
+        return dict(optuna.importance.get_param_importances(sampled, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)))
 
 
 # -- the database --------------------------------------------------------------------------------------------------------------
@@ -321,7 +336,7 @@ def _open_database(folder: Path) -> Iterator[Any]:
     try:
         storage = optuna.storages.RDBStorage(_make_url(path))
         yield optuna.load_study(study_name=NAME, storage=storage)
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, KeyError) as error:
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, KeyError, TypeError) as error:
         raise ModelFolderError(f"'{path}' is damaged ({first_line(error)}); start a new study in another folder") from error
     finally:
         if storage is not None:
@@ -378,4 +393,5 @@ def _thaw(frozen: FrozenTrial, space: Mapping[str, Domain]) -> Trial:
     """Return a trial of the database."""
     options = {name: space[name].decode(value) for name, value in frozen.params.items()} if frozen.number else {}
     value = frozen.value if frozen.state.name == "COMPLETE" else None
-    return Trial(frozen.number, options, value, **frozen.user_attrs)
+    recorded: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in frozen.user_attrs.items()}
+    return Trial(frozen.number, options, value, **recorded)

@@ -30,7 +30,7 @@ from typing import Any
 from caprompt import __version__
 from caprompt.classifier import ContinualClassifier
 from caprompt.errors import InputError
-from caprompt.export.onnx_graph import DEFAULT_OPSET, Exported, check_output, encode_onnx
+from caprompt.export.onnx_graph import DEFAULT_OPSET, Exported, check_output, check_request, encode_onnx
 from caprompt.export.quantization import Weights
 from caprompt.export.verification import check_folder, verify_onnx
 from caprompt.utils.files import commit
@@ -80,6 +80,7 @@ def export_browser(
     folder = check_output(folder, may_be_empty=True)
     if verify is not None:
         check_folder(verify)
+    check_request(model, weights, opset, **options)
     web_runtime = read_runtime(runtime)
     content = encode_onnx(model, weights=weights, opset=opset, **options)
     agreement = None if verify is None else verify_onnx(model, content, verify, **options)
@@ -105,7 +106,7 @@ def _make_script(contents: dict[str, bytes]) -> bytes:
     """Return a script that holds files: compressed, in base64, in strings of a length that browsers can handle."""
     lines = ["globalThis.capromptFiles ??= {};"]
     for name, content in contents.items():
-        compressed = gzip.compress(content, mtime=0)
+        compressed = gzip.compress(content, compresslevel=6, mtime=0)
         parts = (base64.b64encode(compressed[start : start + CHUNK]).decode() for start in range(0, len(compressed), CHUNK))
         lines += [f"globalThis.capromptFiles.{name} = [];", *(f'globalThis.capromptFiles.{name}.push("{part}");' for part in parts)]
     return "\n".join([*lines, ""]).encode()

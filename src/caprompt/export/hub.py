@@ -29,7 +29,7 @@ __all__ = ["ORIGIN", "Publication", "Pushed", "prepare_publication", "pull_model
 
 ORIGIN = "hub.json"  # beside a pulled model: repository and commit that it is a copy of
 OTHERS = {CARD, ".gitattributes", "LICENSE", "LICENSE.md", "LICENSE.txt"}  # files that a repository may hold besides a model's
-CONFIGURATION = {"method", "options", "backbone", "seed", "task_sizes", "calls", "progress"}  # what is published of config.json
+CONFIGURATION = {"method", "options", "backbone", "seed", "task_sizes", "calls", "calibration", "progress"}  # published
 LESSONS = "lessons"  # in config.json: when images were learned, and hashes of them
 TOLERANCE = 1e-4  # between logits before and after publication; on a CPU they are equal
 

@@ -47,6 +47,7 @@ __all__ = [
     "Exported",
     "check_exportable",
     "check_output",
+    "check_request",
     "compute_unknown_scores",
     "encode_onnx",
     "export_onnx",
@@ -54,6 +55,7 @@ __all__ = [
 
 OUTPUTS = ("scores", "logits", "unknown", "task_weights")
 DEFAULT_OPSET = 18  # the oldest that torch exports to without converting the graph afterwards
+NEWEST_OPSET = 23  # the newest that was tested
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -101,11 +103,8 @@ def check_output(path: str | Path, may_be_empty: bool = False) -> Path:
 
 def encode_onnx(model: ContinualClassifier, *, weights: Weights = "fp32", opset: int = DEFAULT_OPSET, **options: Any) -> bytes:
     """Return the content of an ONNX file, with class names and provenance in its metadata."""
-    check_packages()
-    check_weights(weights)
-    check_opset(opset)
+    check_request(model, weights, opset, **options)
     with model.override_options(options):
-        check_exportable(model)
         graph = _trace(model, opset)
         _strip_traces(graph)
         inputs = InputPipeline(model.backbone, torch.device("cpu"))
@@ -121,6 +120,15 @@ def encode_onnx(model: ContinualClassifier, *, weights: Weights = "fp32", opset:
     return content
 
 
+def check_request(model: ContinualClassifier, weights: str, opset: int, **options: Any) -> None:
+    """Raise if a model cannot be exported, or not like that."""
+    check_packages()
+    check_weights(weights)
+    check_opset(opset)
+    with model.override_options(options):
+        check_exportable(model)
+
+
 def check_packages() -> None:
     """Raise if a package of the extra is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
@@ -130,13 +138,9 @@ def check_packages() -> None:
 
 def check_opset(opset: int) -> None:
     """Raise for a version of ONNX's operators that is too old or too new."""
-    import onnx
-
-    newest = onnx.defs.onnx_opset_version()
-    if not DEFAULT_OPSET <= opset <= newest:
-        raise OptionError(
-            f"opset {opset} is too {'old' if opset < DEFAULT_OPSET else 'new'}; use one from {DEFAULT_OPSET} to {newest}"
-        )
+    if not DEFAULT_OPSET <= opset <= NEWEST_OPSET:
+        age = "old" if opset < DEFAULT_OPSET else "new"
+        raise OptionError(f"opset {opset} is too {age}; use one from {DEFAULT_OPSET} to {NEWEST_OPSET}")
 
 
 def check_exportable(model: ContinualClassifier) -> None:
@@ -194,8 +198,8 @@ def make_metadata(model: ContinualClassifier, weights: Weights) -> dict[str, str
     return {
         "caprompt_version": __version__,
         "method": model.method.name,
-        "classes": json.dumps(model.classes, ensure_ascii=False),
-        "tasks": json.dumps(model.tasks, ensure_ascii=False),
+        "classes": json.dumps(model.classes),
+        "tasks": json.dumps(model.tasks),
         "backbone": model.backbone.name,
         "backbone_sha256": model.backbone.sha256,
         "protocol": protocols.describe_protocol(model.method.options),
@@ -222,6 +226,9 @@ def _trace(model: ContinualClassifier, opset: int) -> onnx.ModelProto:
         except Exception as error:  # of many kinds: the method may be someone else's code
             raise InputError(f"the method '{model.method.name}' cannot be exported to ONNX: {first_line(error)}") from error
     assert program is not None
+    found = next(each.version for each in program.model_proto.opset_import if each.domain == "")
+    if found != opset:  # the exporter leaves a graph that it cannot convert as it is
+        raise OptionError(f"torch {torch.__version__} cannot export to opset {opset}; use {found}")
     return program.model_proto
 
 

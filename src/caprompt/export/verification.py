@@ -53,12 +53,12 @@ class Agreement:
         >>> for line in Agreement(1000, 999, 0.0123, 500, 400, 401).describe():
         ...     print(line)
         same label for 999 of 1,000 images (99.90 %)
-        largest difference of a score 0.01230
+        largest difference of a score 1.2e-02
         accuracy 80.00 % in torch, 80.20 % in ONNX Runtime, on 500 labeled images
         """
         lines = [
             f"same label for {self.same_label:,} of {self.images:,} images ({self.agreement:.2f} %)",
-            f"largest difference of a score {self.largest_difference:.5f}",
+            f"largest difference of a score {self.largest_difference:.1e}",
         ]
         if self.accuracies is not None:
             original, exported = self.accuracies

@@ -24,8 +24,10 @@ __all__ = ["SUFFIXES", "check_figure_path", "write_figure"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 COLOR_MAP = "RdBu_r"
-FOR, AGAINST, NEUTRAL = "#b2182b", "#2166ac", "#9aa0a6"  # the ends of the color map, and gray
-MAX_NAME = 26  # characters of a class name
+FOR, AGAINST, NEUTRAL, MUTED = "#b2182b", "#2166ac", "#9aa0a6", "0.35"  # near the ends of the color map, and grays
+SIZE = (13.85, 5.3)  # inches
+HEAT_PIXELS = 600  # at least, along a side of the heat map
+MAX_NAME, MAX_SHORT_NAME = 26, 13  # characters of a class name, and of one beside the color bar
 MAX_NUMBERS = 10  # tasks whose weights are written as numbers
 
 
@@ -54,17 +56,18 @@ def write_figure(explanation: Explanation, path: Path) -> None:
 def draw_figure(explanation: Explanation) -> Figure:
     """Draw an explanation: two large panels, and three small ones beside them."""
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(13.6, 5.2), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
-    image_panel, heat_panel, details = figure.subfigures(1, 3, width_ratios=(1.0, 1.22, 1.05))
-    _draw_image(image_panel.subplots(), explanation)
-    _draw_heat(heat_panel, explanation)
-    rows = 2.2, 2.2, 0.9 + 0.32 * len(explanation.task_weights)
-    scores, means, weights = details.subplots(3, 1, height_ratios=rows)
-    _draw_scores(scores, explanation)
-    _draw_means(means, explanation)
-    _draw_task_weights(weights, explanation)
+    figure = Figure(figsize=SIZE, dpi=150)
+
+    def add_axes(left: float, bottom: float, width: float, height: float) -> Axes:
+        """Return a panel at this place, in inches."""
+        return figure.add_axes((left / SIZE[0], bottom / SIZE[1], width / SIZE[0], height / SIZE[1]))
+
+    _draw_image(add_axes(0.2, 0.75, 4.2, 4.2), explanation)
+    _draw_heat(add_axes(4.65, 0.75, 4.2, 4.2), add_axes(5.55, 0.5, 2.4, 0.12), explanation)
+    _draw_scores(add_axes(10.95, 3.75, 2.7, 1.2), explanation)
+    _draw_means(add_axes(10.95, 2.05, 2.7, 1.2), explanation)
+    _draw_task_weights(add_axes(10.95, 0.75, 2.7, 0.8), explanation)
     return figure
 
 
@@ -74,36 +77,39 @@ def draw_figure(explanation: Explanation) -> Figure:
 def _draw_image(axes: Axes, explanation: Explanation) -> None:
     axes.imshow(explanation.image, interpolation="bilinear")
     axes.set_title(f"predicted: {format_name(explanation.predicted.label)}", loc="left", fontweight="bold")
-    axes.set_xlabel("the part of the image that the network sees", color="0.35")
+    axes.set_xlabel("the part of the image that the network sees", fontsize="small", color=MUTED)
     axes.set(xticks=[], yticks=[])
 
 
-def _draw_heat(panel: Any, explanation: Explanation) -> None:
+def _draw_heat(axes: Axes, bar_axes: Axes, explanation: Explanation) -> None:
+    """Draw the heat map over the image, and its color bar with the class that each end speaks for."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     limit = float(np.abs(explanation.heat).max()) or 1.0
     mappable = ScalarMappable(Normalize(-limit, limit), COLOR_MAP)
-    axes = panel.subplots()
     axes.imshow(blend(explanation, mappable), interpolation="nearest")
-    winner, other = format_name(explanation.predicted.label), format_name(explanation.against.label)
-    axes.set_title(f"why not {other}?", loc="left", fontweight="bold")
-    lost = f"fall of the margin without a patch (margin {explanation.margin:+.2f})"
-    bar = panel.colorbar(mappable, ax=axes, shrink=0.7, pad=0.02)
-    bar.set_label(lost, color="0.35")
-    bar.ax.set_title(f"{winner}", fontsize="small", color=FOR)
-    bar.ax.set_xlabel(f"{other}", fontsize="small", color=AGAINST)
-    bar.outline.set_visible(False)
-    axes.set_xlabel(f"{explanation.copies} copies without some patches; fit {explanation.fit:.2f}", color="0.35")
+    axes.set_title(f"why not {format_name(explanation.against.label)}?", loc="left", fontweight="bold")
     axes.set(xticks=[], yticks=[])
+    bar = axes.figure.colorbar(mappable, cax=bar_axes, orientation="horizontal")
+    bar.set_ticks([-limit, 0, limit], labels=[f"-{limit:.2g}", "0", f"+{limit:.2g}"])
+    bar.outline.set_visible(False)
+    bar_axes.tick_params(length=0, labelsize="small")
+    caption = f"fall of the margin ({explanation.margin:+.2f}) without a patch; fit {explanation.fit:.2f}"
+    bar_axes.set_xlabel(caption, fontsize="small", color=MUTED)
+    ends = (-0.04, explanation.against, "right", AGAINST), (1.04, explanation.predicted, "left", FOR)
+    for x, score, align, color in ends:
+        name = format_name(score.label, MAX_SHORT_NAME)
+        bar_axes.text(x, 0.5, name, transform=bar_axes.transAxes, ha=align, va="center", fontsize="small", color=color)
 
 
 def blend(explanation: Explanation, mappable: Any) -> NDArray[np.float64]:
-    """Return the image in gray, tinted in the color of each patch, the stronger the hotter: (H, W, 3) in 0..1."""
-    height, width = explanation.image.shape[:2]
-    rows, columns = (np.arange(side) * len(explanation.heat) // side for side in (height, width))
-    heat = explanation.heat[np.ix_(rows, columns)]
-    gray = explanation.image.mean(axis=2, keepdims=True).repeat(3, axis=2) / 255
+    """Return the image in gray, tinted in the color of each patch, the stronger the hotter: (side, side, 3) in 0..1."""
+    grid = len(explanation.heat)
+    side = grid * -(-HEAT_PIXELS // grid)  # a multiple, so that all patches are of the same size
+    rows, columns = (np.arange(side) * length // side for length in explanation.image.shape[:2])
+    gray = explanation.image[np.ix_(rows, columns)].mean(axis=2, keepdims=True) / 255  # (side, side, 1)
+    heat = explanation.heat.repeat(side // grid, axis=0).repeat(side // grid, axis=1)
     strength = 0.75 * (np.abs(heat) / mappable.norm.vmax)[..., None] ** 0.7
     blended: NDArray[np.float64] = (1 - strength) * (0.35 + 0.65 * gray) + strength * mappable.to_rgba(heat)[..., :3]
     return blended
@@ -145,7 +151,7 @@ def _draw_bars(axes: Axes, title: str, pairs: list[tuple[Any, float]], explanati
 
 
 def _draw_note(axes: Axes, title: str, note: str) -> None:
-    axes.text(0, 0.9, textwrap.fill(f"left out: {note}", 46), transform=axes.transAxes, va="top", fontsize="small", color="0.35")
+    axes.text(0, 0.9, textwrap.fill(f"left out: {note}", 46), transform=axes.transAxes, va="top", fontsize="small", color=MUTED)
     axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
     axes.set_axis_off()
 
@@ -165,15 +171,15 @@ def _draw_task_weights(axes: Axes, explanation: Explanation) -> None:
     axes.set_xticks(range(0, count, step), [str(task + 1) for task in range(0, count, step)], fontsize="small")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel("task", fontsize="small", color="0.35")
+    axes.set_xlabel("task", fontsize="small", color=MUTED)
     axes.set_title("task weights", loc="left", fontsize="medium", fontweight="bold")
 
 
-def format_name(label: Any) -> str:
+def format_name(label: Any, most: int = MAX_NAME) -> str:
     r"""Return a class name for a figure: short, on one line, and without formulas.
 
     >>> print(format_name("a $ign"), format_name("x" * 40))
     a \$ign xxxxxxxxxxxxxxxxxxxxxxxxx…
     """
     name = escape_controls(str(label))
-    return (name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…").replace("$", r"\$")
+    return (name if len(name) <= most else f"{name[: most - 1]}…").replace("$", r"\$")

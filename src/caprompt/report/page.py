@@ -20,7 +20,7 @@ from caprompt.report.thumbnails import Thumbnails, encode_thumbnails, make_thumb
 from caprompt.report.view import make_report_view
 from caprompt.utils import files
 
-__all__ = ["MAX_BYTES", "check_path", "render", "render_model", "write_model_report", "write_report"]
+__all__ = ["MAX_BYTES", "check_path", "render", "render_model", "render_template", "write_model_report", "write_report"]
 
 MAX_BYTES = 3_000_000  # a larger page is rendered without images
 OMITTED_ON_REQUEST = "Images were left out on request."
@@ -56,11 +56,11 @@ def render(runs: Sequence[RunRecord], *, images: bool = True) -> str:
 
     def render_without(note: str) -> str:
         thumbnails = {name: Thumbnails(note=note) for name, indices in shown.items() if indices}
-        return _render_template("report.html", make_report_view(runs, thumbnails))
+        return render_template("report.html", make_report_view(runs, thumbnails))
 
     def render_with() -> str:
         thumbnails = {run.name: make_thumbnails(run, shown[run.name]) for run in runs}
-        return _render_template("report.html", make_report_view(runs, thumbnails))
+        return render_template("report.html", make_report_view(runs, thumbnails))
 
     return _render_in_size(render_with, render_without, images)
 
@@ -70,10 +70,10 @@ def render_model(record: ModelRecord, *, images: bool = True) -> str:
     shown = list_shown_images(record)
 
     def render_without(note: str) -> str:
-        return _render_template("model.html", make_model_view(record, Thumbnails(note=note if shown else "")))
+        return render_template("model.html", make_model_view(record, Thumbnails(note=note if shown else "")))
 
     def render_with() -> str:
-        return _render_template("model.html", make_model_view(record, encode_thumbnails(record.samples, shown)))
+        return render_template("model.html", make_model_view(record, encode_thumbnails(record.samples, shown)))
 
     return _render_in_size(render_with, render_without, images)
 
@@ -86,7 +86,8 @@ def _render_in_size(render_with: Callable[[], str], render_without: Callable[[st
     return page if len(page.encode()) <= MAX_BYTES else render_without(OMITTED_FOR_SIZE)
 
 
-def _render_template(name: str, view: Mapping[str, Any]) -> str:
+def render_template(name: str, view: Mapping[str, Any]) -> str:
+    """Render a page from its template and the template's variables."""
     environment = Environment(
         loader=PackageLoader("caprompt.report"),
         autoescape=True,

@@ -190,7 +190,10 @@ def compute_sha256(path: Path) -> str:
 
 
 def _write_and_sync(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # that of a full disk names no file
+        raise OSError(error.errno, error.strerror, str(path.parent)) from error

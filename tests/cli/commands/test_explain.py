@@ -15,8 +15,10 @@ def test_writes_a_figure_and_says_what_it_shows(workspace: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("'red' with score ")
     assert "against 'green' with " in lines[0]
-    assert lines[1].startswith("nearest class means: 'red' ")
-    assert lines[2] == "written to figures/why.png"
+    assert lines[1].startswith("heat map: fit 0.")
+    assert lines[1].endswith(" over 256 copies")
+    assert lines[2].startswith("nearest class means: 'red' ")
+    assert lines[3] == "written to figures/why.png"
     with Image.open(workspace / "figures" / "why.png") as figure:
         assert figure.format == "PNG"
     assert read_tree(workspace / "pets") == before

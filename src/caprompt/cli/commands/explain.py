@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 FIGURE = Path("explanation.png")
+LOW_FIT = 0.3  # a heat map below it says little about the prediction
 
 
 def explain(
@@ -75,8 +76,10 @@ def explain(
 
 
 def print_summary(explanation: Explanation) -> None:
-    """Print the two classes and the nearest class means."""
+    """Print the two classes, how far the heat map can be trusted, and the nearest class means."""
     first, second = explanation.predicted, explanation.against
     console.print(f"'{first.label}' with score {first.score:.2f}, against '{second.label}' with {second.score:.2f}", soft_wrap=True)
+    caution = "; the patches do not act one by one, so read the map with caution" if explanation.fit < LOW_FIT else ""
+    console.print(f"heat map: fit {explanation.fit:.2f} over {explanation.copies} copies{caution}", soft_wrap=True)
     means = ", ".join(f"'{each.label}' {each.cosine:.2f}" for each in explanation.nearest)
     console.print(f"nearest class means: {means or f'left out, {explanation.no_means}'}", soft_wrap=True)

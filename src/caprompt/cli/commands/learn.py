@@ -96,7 +96,7 @@ def learn(
     print_skipped(samples.skipped)
     print_protocol_warning(classifier)
     new = classifier.classes[num_known:]
-    known = [name for name in samples.classes if name not in new]
+    known = [name for name in samples.classes if name not in set(new)]
     learned = [f"new: {join_names(new)}"] * bool(new) + [f"more of: {join_names(known)}"] * bool(known)
     total = len(classifier.classes)
     images, classes = f"{len(samples)} image{'s' * (len(samples) != 1)}", f"{total} class{'es' * (total != 1)}"

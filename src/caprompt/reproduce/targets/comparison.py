@@ -21,6 +21,7 @@ __all__ = ["ROWS", "SPEED_FILE", "TARGETS"]
 ROWS = (
     Row("nearest class mean", "ncm"),
     Row("ridge, frozen", "ranpac", options={"adapt_first": False}),
+    Row("ridge, frozen, our strength", "ridge"),
     Row("linear", "linear"),
     Row("fine-tuning", "finetune", options={"masked": False}),
     Row("fine-tuning, masked", "finetune"),

@@ -154,12 +154,15 @@
       say("The camera can only be used by a page from https or from a local file.");
       return;
     }
+    find("camera").disabled = true; // while the user is asked
     let stream;
     try {
       stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     } catch (error) {
       say(error.name === "NotAllowedError" ? "The camera may not be used: allow it in the browser." : "No camera was found.");
       return;
+    } finally {
+      find("camera").disabled = false;
     }
     const video = find("video");
     video.srcObject = stream;
