@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from caprompt import checkpoint
+from caprompt import __version__, checkpoint
 from caprompt.checkpoint.model import IN_PROGRESS, get_saved_options, has_stopped_call
 from caprompt.methods import get_method
 from caprompt.utils.files import get_current_path, read_json
 
-__all__ = ["ClassInfo", "ModelInfo", "describe_kept", "read_info"]
+__all__ = ["ClassInfo", "ModelInfo", "describe_kept", "make_info", "read_info"]
 
 UNKNOWN_DATE = ""  # of lessons of models that recorded none
 
@@ -45,9 +45,8 @@ class ClassInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A saved model."""
+    """A model; what follows `kept` is known of a saved one only."""
 
-    folder: str
     method: str
     options: Mapping[str, Any]  # other than the defaults
     backbone: Mapping[str, str]
@@ -55,11 +54,12 @@ class ModelInfo:
     version: str  # of caprompt, that wrote it
     classes: tuple[ClassInfo, ...]
     lessons: tuple[Mapping[str, Any], ...]  # and edits, in their order
-    files: Mapping[str, int]  # bytes on disk by part
     kept: tuple[str, ...]  # sentences on what is kept of images, and what that reveals
-    versions: int  # earlier ones, which can be undone to
-    stopped: bool  # whether a call of `learn` was stopped and can be resumed
-    evaluation: Mapping[str, Any]  # the last one of this version, or empty
+    folder: str = ""
+    files: Mapping[str, int] = field(default_factory=dict)  # bytes on disk by part
+    versions: int = 0  # earlier ones, which can be undone to
+    stopped: bool = False  # whether a call of `learn` was stopped and can be resumed
+    evaluation: Mapping[str, Any] = field(default_factory=dict)  # the last one of this version, or empty
 
     @property
     def images(self) -> int:
@@ -79,25 +79,31 @@ class ModelInfo:
 def read_info(folder: str | Path) -> ModelInfo:
     """Read what a model folder holds, without loading the backbone."""
     folder = Path(folder).expanduser()
-    saved = checkpoint.read(folder)
+    return replace(
+        make_info(checkpoint.read(folder)),
+        folder=str(folder),
+        files=_measure(folder),
+        versions=len(checkpoint.list_versions(folder)),
+        stopped=has_stopped_call(folder),
+        evaluation=read_json(get_current_path(folder, checkpoint.EVALUATION)),
+    )
+
+
+def make_info(saved: checkpoint.Saved) -> ModelInfo:
+    """Return what a model holds, apart from its folder."""
     config = saved.config
     defaults = get_method(config["method"]).options_class().model_dump(mode="json")
     options = get_saved_options(config)
     lessons = tuple(config.get("lessons", ()))
     return ModelInfo(
-        folder=str(folder),
         method=config["method"],
         options={name: value for name, value in options.items() if value != defaults[name]},
         backbone=config["backbone"],
         seed=config["seed"],
-        version=config["caprompt"],
+        version=config.get("caprompt", __version__),
         classes=_list_classes(saved.classes, lessons),
         lessons=lessons,
-        files=_measure(folder),
         kept=describe_kept([*saved.tensors, *saved.records]),
-        versions=len(checkpoint.list_versions(folder)),
-        stopped=has_stopped_call(folder),
-        evaluation=read_json(get_current_path(folder, checkpoint.EVALUATION)),
     )
 
 

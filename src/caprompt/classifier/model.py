@@ -48,6 +48,7 @@ from caprompt.checkpoint.model import (
 )
 from caprompt.classifier.class_table import ClassTable
 from caprompt.classifier.explanation import COPIES, Explanation, explain
+from caprompt.classifier.info import ModelInfo, make_info
 from caprompt.classifier.unlearned import SKIP, check_choice, make_unlearned_error, split_learned
 from caprompt.data.labels import Label, Names
 from caprompt.data.samples import Samples
@@ -127,6 +128,10 @@ class ContinualClassifier:
             f"ContinualClassifier({self.method.name!r}, backbone={self.backbone.name!r}, "
             f"{len(self.classes)} classes in {len(self.tasks)} tasks)"
         )
+
+    def info(self) -> ModelInfo:
+        """Return what this model holds: classes, lessons, backbone, and what is kept of images."""
+        return make_info(self._make_saved(None, {}))
 
     @property
     def identity(self) -> str | None:
@@ -672,6 +677,9 @@ class ContinualClassifier:
         optimizer_tensors: Mapping[str, Tensor],
         keep_versions: int = 0,
     ) -> str:
+        return checkpoint.write(folder, self._make_saved(progress, optimizer_tensors), num_versions=keep_versions)
+
+    def _make_saved(self, progress: Mapping[str, Any] | None, optimizer_tensors: Mapping[str, Tensor]) -> checkpoint.Saved:
         config = {**self._config(), "lessons": self.lessons, "calibration": self.calibration.as_dict(), "progress": progress}
         tensors = {
             **{f"method.{name}": tensor for name, tensor in self.method.state().items()},
@@ -679,8 +687,7 @@ class ContinualClassifier:
         }
         classes = self.table.as_entries(self.method.task_of_class.tolist())
         records = {**self.table.as_tensors(), **dump_evidence(self._evidence)}
-        saved = checkpoint.Saved(config, classes, tensors, self.history, records)
-        return checkpoint.write(folder, saved, num_versions=keep_versions)
+        return checkpoint.Saved(config, classes, tensors, self.history, records)
 
     def _config(self) -> dict[str, Any]:
         return {

@@ -157,6 +157,8 @@ def _check_arguments(config: RunConfig, space: Mapping[str, Domain], folder: Pat
         raise OptionError("a study needs at least one option to search")
     if resume and not (folder / PLAN).is_file():
         raise InputError(f"there is no study to resume in '{folder}'; start it without resume=True")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"'{folder}' is a file; give a folder for the study")
     if not resume and folder.exists() and not _is_empty(folder):
         raise InputError(f"'{folder}' is not empty; choose another folder, or resume the study there with resume=True")
     format_toml({"dataset": config.dataset, "backbone": config.backbone})  # names that no file can hold are refused now
@@ -164,7 +166,7 @@ def _check_arguments(config: RunConfig, space: Mapping[str, Domain], folder: Pat
 
 def _is_empty(folder: Path) -> bool:
     """Return whether a folder is empty, apart from what a killed first write may have left."""
-    return folder.is_dir() and all(path.name in (LOCK, f".{PLAN}.next") for path in folder.iterdir())
+    return all(path.name in (LOCK, f".{PLAN}.next") for path in folder.iterdir())
 
 
 def _describe(config: RunConfig, space: Mapping[str, Domain], plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from caprompt.reproduce.plan import plan_target
 from caprompt.reproduce.scales import get_scale
 from caprompt.reproduce.targets.registry import TARGETS
 
-ROWS = {"table1": 9, "table2": 5, "table3": 5, "ablation": 4, "table-taskid": 2, "table-backbones": 27, "comparison": 24 + 3 + 3}
+ROWS = {"table1": 9, "table2": 5, "table3": 5, "ablation": 4, "table-taskid": 2, "table-backbones": 27, "comparison": 24 + 3 + 4}
 ROWS |= {"fig-curve": 9, "fig-cycles": 2, "fig-tsne": 2, "fig-params": 9, "fig-hyper": 8, "theorem": 5 + 3, "orders": 10 + 1}
 PUBLISHED = {"table1": 48, "table2": 24, "table3": 10, "table-taskid": 6, "table-backbones": 96}
 

@@ -12,12 +12,12 @@ from helpers import ROOT, assert_refused, caprompt, caprompt_in_process
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'caprompt[tune]'")
 
-#: A study of a second.
-QUICK = ("--backbone", "tiny.safetensors", "--method", "linear", "--set", "per_class=4", "--trials", "3")
+#: Flags that make a trial quick.
+QUICK = ("--backbone", "tiny.safetensors", "--method", "linear", "--set", "per_class=4")
 
 
 def test_study_of_the_digits(workspace: Path) -> None:
-    done = caprompt_in_process("tune", "digits", *QUICK, cwd=workspace)
+    done = caprompt_in_process("tune", "digits", *QUICK, "--trials", 3, cwd=workspace)
     assert done.returncode == 0, done.stderr
     folder = workspace / "studies" / "digits-linear"
     assert {path.name for path in folder.iterdir()} == {"best.toml", "report.html", "study.db", "study.json", "trials"}
@@ -30,7 +30,7 @@ def test_study_of_the_digits(workspace: Path) -> None:
     best = float(done.stdout.partition(", ACC ")[2].split(",")[0])
     assert best == max(values)
     assert best >= values[0]
-    again = caprompt_in_process("tune", "digits", *QUICK, "--resume", cwd=workspace)
+    again = caprompt_in_process("tune", "digits", *QUICK, "--trials", 3, "--resume", cwd=workspace)
     assert again.stdout == done.stdout
     assert again.stderr == ""
     run = caprompt_in_process("run", "--config", "studies/digits-linear/best.toml", "--set", "per_class=4", "--out", "r", cwd=workspace)
@@ -64,7 +64,7 @@ def test_space_is_listed_and_nothing_is_run(workspace: Path) -> None:
         (["digits", "--trials", "-3"], "option 'trials' must be at least 1, not -3"),
         (["digits", "--out", "week1"], "'week1' is not empty; choose another folder, or resume the study there with --resume"),
         (["digits", "--out", "week1", "--resume"], "there is no study to resume in 'week1'; start it without --resume"),
-        (["digits", "--out", "tiny.safetensors"], "tiny.safetensors"),
+        (["digits", "--out", "tiny.safetensors"], "'tiny.safetensors' is a file; give a folder for the study"),
         (["digits", "--validation", "0"], "option 'validation' must be above 0"),
         (["digits", "--validation", "1.5"], "option 'validation' of run cannot be '1.5'"),
         (["digits", "--search", "lenght"], "unknown option 'lenght' for caprompt (did you mean 'length'?)"),
