@@ -61,7 +61,7 @@ def test_devices_without_float8_are_rejected(backbone: Path) -> None:
 
 def test_learning_in_float8(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU multiplies the same quantized values in float32, so `learn` can be tested there."""
-    monkeypatch.setattr("caprompt.classifier.model.resolve_dtype", lambda name, device: torch.float32)
+    monkeypatch.setattr("caprompt.classifier.state.resolve_dtype", lambda name, device: torch.float32)
     settings = {"epochs": 2, "batch_size": 4, "length": 4, "projections": 100}
     model = ContinualClassifier(backbone=backbone, precision="fp8", **settings)  # type: ignore[arg-type]
     assert uses_fp8(model.method.vit)

@@ -13,7 +13,8 @@ from typing import Any
 
 from caprompt import checkpoint
 from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
-from caprompt.classifier.model import NUM_VERSIONS, ContinualClassifier
+from caprompt.classifier.model import ContinualClassifier
+from caprompt.classifier.state import NUM_VERSIONS
 from caprompt.data.sources import Source
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.utils.paths import expand_user

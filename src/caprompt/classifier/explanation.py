@@ -34,7 +34,7 @@ from caprompt.outputs import Score
 from caprompt.protocols import is_released
 
 if TYPE_CHECKING:
-    from caprompt.classifier.model import ContinualClassifier
+    from caprompt.classifier.prediction import PredictingModel
 
 __all__ = ["COPIES", "Explanation", "Similarity", "crop_to_view", "explain"]
 
@@ -88,7 +88,7 @@ class Explanation:
 
 
 def explain(
-    model: ContinualClassifier,
+    model: PredictingModel,
     image: Any,
     *,
     against: Label | None = None,
@@ -139,7 +139,7 @@ def explain(
         )
 
 
-def _check_request(model: ContinualClassifier, against: Label | None, copies: int) -> str | None:
+def _check_request(model: PredictingModel, against: Label | None, copies: int) -> str | None:
     """Return the name of the class to compare with; raise if there is no answer to expect."""
     if len(model.classes) < 2:
         count = "only one" if model.classes else "none"
@@ -159,14 +159,14 @@ def _check_request(model: ContinualClassifier, against: Label | None, copies: in
     return name
 
 
-def _decode_one(model: ContinualClassifier, image: Any) -> Pixels:
+def _decode_one(model: PredictingModel, image: Any) -> Pixels:
     try:
         return decode(convert_image(image, "the image"), shrink_to=DECODE_FACTOR * model.backbone.config.image_size)
     except DataError as error:
         raise DataError(str(error).replace(SKIP_HINT, "; name another one")) from error
 
 
-def _prepare(model: ContinualClassifier, pixels: Pixels) -> tuple[Pixels, Tensor]:
+def _prepare(model: PredictingModel, pixels: Pixels) -> tuple[Pixels, Tensor]:
     """Return what the network sees of an image: in the resolution of the image, and as its input (1, 3, S, S)."""
     pipeline, options = InputPipeline(model.backbone, model.device, cache_bytes=0), model.method.options
     batches = pipeline.eval_batches(Samples((pixels,), ("unlabeled",)), [0], options, 1)
@@ -187,7 +187,7 @@ def crop_to_view(pixels: Pixels, transform: EvalTransform) -> Pixels:
     return pixels[top : top + side, left : left + side]
 
 
-def _rank_means(model: ContinualClassifier, network_input: Tensor) -> tuple[Similarity, ...]:
+def _rank_means(model: PredictingModel, network_input: Tensor) -> tuple[Similarity, ...]:
     """Return the classes with the most similar means; a class that was joined from several has the mean nearest to the image."""
     best = dict.fromkeys(range(len(model.classes)), -np.inf)
     for output, cosine in enumerate(compute_similarities(model.method, network_input).tolist()):
@@ -197,13 +197,13 @@ def _rank_means(model: ContinualClassifier, network_input: Tensor) -> tuple[Simi
     return tuple(Similarity(model.labels[name], best[name]) for name in ranked[:NUM_CLASSES])
 
 
-def _has_cycles(model: ContinualClassifier) -> bool:
+def _has_cycles(model: PredictingModel) -> bool:
     return "cycles" in model.method.options.at_prediction
 
 
 @torch.no_grad()
 def _trace_task_weights(
-    model: ContinualClassifier, network_input: Tensor, final: tuple[float, ...], passes: int
+    model: PredictingModel, network_input: Tensor, final: tuple[float, ...], passes: int
 ) -> tuple[tuple[float, ...], ...]:
     """Return the task weights that follow from the class scores after each pass, or the final ones of a method without cycles."""
     if not _has_cycles(model):
