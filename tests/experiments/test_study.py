@@ -81,7 +81,9 @@ def test_best_configuration_is_that_of_a_run(config: RunConfig, tmp_path: Path) 
     study = study_of(config.model_copy(update={"options": {"batch_size": 4}, "per_class": 3}), tmp_path / "study")
     best = build_run_config(read_toml(tmp_path / "study" / "best.toml"))
     assert best.model_dump(exclude={"options"}) == config.model_copy(update={"validation": 0.0}).model_dump(exclude={"options"})
-    options = best.options if "crop_scale" not in best.options else {**best.options, "crop_scale": tuple(best.options["crop_scale"])}
+    options = (
+        best.options if "crop_scale" not in best.options else {**best.options, "crop_scale": tuple(best.options["crop_scale"])}
+    )
     assert options == {"batch_size": 4, **study.best.options}
 
 
@@ -198,7 +200,9 @@ def test_other_settings_are_refused_on_resume(config: RunConfig, tmp_path: Path)
     folder = tmp_path / "study"
     study_of(config, folder, trials=1)
     refuse(config, folder, "is not empty", trials=2)
-    refuse(config.model_copy(update={"seed": 3}), folder, "other settings .seed was 0, not 3.; resume it with the same", resume=True)
+    refuse(
+        config.model_copy(update={"seed": 3}), folder, "other settings .seed was 0, not 3.; resume it with the same", resume=True
+    )
     narrow = {**SPACE, "epochs": Range(1, 2, integer=True)}
     refuse(config, folder, "other settings .epochs was 1 to 3, not 1 to 2.", resume=True, space=narrow)
     refuse(config, folder, "other settings .crop_scale was .*, not not searched.", resume=True, space={"epochs": SPACE["epochs"]})

@@ -7,9 +7,11 @@ import pytest
 from helpers import QUICK, square, write_images, write_squares
 from PIL import Image
 
-from caprompt import ContinualClassifier
+from caprompt import ContinualClassifier, protocols
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import run_experiment
+from caprompt.experiments.search_space import Choices, Range
+from caprompt.experiments.study import Study, Trial
 from caprompt.report import evaluate_model
 from caprompt.report.model_data import ModelRecord
 
@@ -58,3 +60,36 @@ def long_named(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Mode
     model = ContinualClassifier("ncm", backbone)
     model.learn((images, names))
     return evaluate_model(model, write_images(folder, images[1:], names[:-1]), "pets_with_a_very_long_name_without_any_blank")
+
+
+@pytest.fixture(scope="session")
+def study() -> Study:
+    """A study of twelve trials, of which one failed; its values are made up. Read-only."""
+    space = {
+        "learning_rate": Range(0.0003, 0.03, log=True),
+        "epochs": Range(1, 8, integer=True),
+        "crop_scale": Choices(((0.05, 1.0), (0.3, 1.0), (0.6, 1.0))),
+        "optimizer": Choices(("adam", "adamw", "sgd")),
+    }
+    plan = {
+        "protocol": protocols.HONEST,
+        "warnings": [],
+        "skipped": [],
+        "tasks": [["a", "b"], ["c"]],
+        "train": {"images": 240},
+        "test": {"images": 60},
+    }
+    trials = [Trial(0, {}, 80.0, None, (75.0, 85.0), (40, 20), 4.0, 10.0)]
+    for number in range(1, 12):
+        rate, crop = 0.0003 * 1.5**number, space["crop_scale"].values[number % 3]
+        options = {
+            "learning_rate": rate,
+            "epochs": 1 + number % 8,
+            "crop_scale": crop,
+            "optimizer": ("adam", "adamw", "sgd")[number % 3],
+        }
+        value = 78.0 + 0.7 * number if number < 8 else 80.0 - number / 2
+        trials.append(Trial(number, options, value, None, (value - 5, value + 5), (40, 20), 3.0, 12.5))
+    trials[5] = Trial(5, trials[5].options, None, "RuntimeError: out of memory <b>", (), (), 0.0, 0.0)
+    config = RunConfig(dataset="photos/pets", method="linear", tasks=2, validation=0.2, options={"batch_size": 8})
+    return Study(Path("studies/pets"), config, space, plan, trials)

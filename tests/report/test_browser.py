@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
+from caprompt.experiments.study import Study
 from caprompt.report import render, write_model_report, write_report
 from caprompt.report.model_data import ModelRecord
 from caprompt.report.run_data import load_runs
+from caprompt.report.study_page import write_study_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
 
 WIDTHS = (390, 1440)
 RUNS = {"one": ["plain"], "several": ["seed0", "seed1", "plain"], "leak": ["leak"], "joint": ["joint"]}
-KINDS = (*RUNS, "model", "long")
+KINDS = (*RUNS, "model", "long", "study")
 
 
 def find_chromium() -> str:
@@ -40,12 +42,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def files(runs: Path, record: ModelRecord, long_named: ModelRecord, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(
+    runs: Path, record: ModelRecord, long_named: ModelRecord, study: Study, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("pages")
     for kind, names in RUNS.items():
         write_report([runs / name for name in names], folder / f"{kind}.html")
     write_model_report(record, folder / "model.html")
     write_model_report(long_named, folder / "long.html")
+    write_study_report(study, folder / "study.html")
     return {kind: (folder / f"{kind}.html").as_uri() for kind in KINDS}
 
 

@@ -1,7 +1,7 @@
-"""Training events and the callbacks that consume them: progress bar, metrics log, TensorBoard, accuracy curve.
+"""Training events and the callbacks that consume them: progress bar, metrics log, experiment trackers, accuracy curve.
 
 A callback is a plain function of one event. The callback classes are imported when first used, because they need rich or
-TensorBoard.
+a tracking library.
 
 >>> from caprompt.callbacks import LearnEnded, compose
 >>> compose(print, lambda event: print(event.classes))(LearnEnded(classes=3, seconds=1.0))
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from caprompt.callbacks.progress_bar import ProgressBar
     from caprompt.callbacks.tensorboard import TensorBoardWriter
     from caprompt.callbacks.terminal_curve import TerminalCurve
+    from caprompt.callbacks.tracking import make_tracker
 
 __all__ = [
     "Callback",
@@ -50,6 +51,7 @@ __all__ = [
     "TerminalCurve",
     "compose",
     "ignore_event",
+    "make_tracker",
 ]
 
 _LAZY = {
@@ -57,11 +59,12 @@ _LAZY = {
     "ProgressBar": "caprompt.callbacks.progress_bar",
     "TensorBoardWriter": "caprompt.callbacks.tensorboard",
     "TerminalCurve": "caprompt.callbacks.terminal_curve",
+    "make_tracker": "caprompt.callbacks.tracking",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a callback class when it is first used."""
+    """Import a callback when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'caprompt.callbacks' has no attribute '{name}'")
     return getattr(import_module(_LAZY[name]), name)

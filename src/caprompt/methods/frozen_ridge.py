@@ -22,7 +22,7 @@ from caprompt.methods.base import Batches, HonestScores
 from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
-from caprompt.methods.templates import DirectMethod
+from caprompt.methods.templates import UntrainedMethod
 
 __all__ = ["FrozenRidge", "FrozenRidgeOptions"]
 
@@ -43,12 +43,12 @@ class FrozenRidgeOptions(Options):
 
 
 @register("ridge")
-class FrozenRidge(DirectMethod):
+class FrozenRidge(UntrainedMethod):
     """Random projection of frozen features and ridge regression."""
 
     summary = "ridge regression on random projections of frozen features, no training"
     options_class = FrozenRidgeOptions
-    check_options: ClassVar = {**DirectMethod.check_options, "projections": 100}
+    check_options: ClassVar = {**UntrainedMethod.check_options, "projections": 100}
     check_variants: ClassVar = ({"keep_features": True},)
     options: FrozenRidgeOptions
     head: RandomRidge
@@ -67,15 +67,6 @@ class FrozenRidge(DirectMethod):
     def learning_state(self) -> tuple[str, ...]:
         """The sums of the regression, or the features behind them."""
         return tuple(f"head.{name}" for name in self.head.learning_state)
-
-    @property
-    def epochs(self) -> int:
-        """Number of training epochs: none, since nothing is trained."""
-        return 0
-
-    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return no loss: nothing is trained."""
-        return {}
 
     @torch.no_grad()
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:

@@ -19,13 +19,13 @@ from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components.heads import LogitScaleOptions, PrototypeHead
 from caprompt.methods.registry import register
-from caprompt.methods.templates import DirectMethod
+from caprompt.methods.templates import UntrainedMethod
 
 __all__ = ["NearestClassMean"]
 
 
 @register("ncm")
-class NearestClassMean(DirectMethod):
+class NearestClassMean(UntrainedMethod):
     """Cosine classifier with class means of frozen features."""
 
     summary = "nearest class mean of frozen features by cosine, no training (SimpleCIL)"
@@ -35,15 +35,6 @@ class NearestClassMean(DirectMethod):
 
     def __init__(self, vit: ViT, options: LogitScaleOptions) -> None:
         super().__init__(vit, options, PrototypeHead(vit.config.width))
-
-    @property
-    def epochs(self) -> int:
-        """Number of training epochs: none, since nothing is trained."""
-        return 0
-
-    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return no loss: nothing is trained."""
-        return {}
 
     @torch.no_grad()
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:

@@ -2,6 +2,7 @@
 
     DirectMethod          computes logits without selecting a task; task weights follow from the
                           class probabilities
+    UntrainedMethod       a DirectMethod without training: class means, or a regression in closed form
     OwnTaskMethod         a DirectMethod trained on images of any task, further images of known
                           classes included, with cross entropy over each image's own task
     Baseline              an OwnTaskMethod without protection against forgetting, where that mask
@@ -26,7 +27,7 @@ from caprompt.backbones.vit import Stem
 from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.options import Options
 
-__all__ = ["Baseline", "BaselineOptions", "DirectMethod", "OwnTaskMethod", "SelectedPromptMethod"]
+__all__ = ["Baseline", "BaselineOptions", "DirectMethod", "OwnTaskMethod", "SelectedPromptMethod", "UntrainedMethod"]
 
 
 class DirectMethod(Method):
@@ -45,6 +46,19 @@ class DirectMethod(Method):
     def predict(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Predict from the logits; no task is selected, so `true_tasks` has no effect."""
         return self.output_from_logits(self.logits(images), self.passes)
+
+
+class UntrainedMethod(DirectMethod):
+    """A method that only processes the images of a call once, in `consolidate`."""
+
+    @property
+    def epochs(self) -> int:
+        """Number of training epochs: none, since nothing is trained."""
+        return 0
+
+    def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return no loss: nothing is trained."""
+        return {}
 
 
 class OwnTaskMethod(DirectMethod):

@@ -33,7 +33,9 @@ def test_study_of_the_digits(workspace: Path) -> None:
     again = caprompt_in_process("tune", "digits", *QUICK, "--trials", 3, "--resume", cwd=workspace)
     assert again.stdout == done.stdout
     assert again.stderr == ""
-    run = caprompt_in_process("run", "--config", "studies/digits-linear/best.toml", "--set", "per_class=4", "--out", "r", cwd=workspace)
+    run = caprompt_in_process(
+        "run", "--config", "studies/digits-linear/best.toml", "--set", "per_class=4", "--out", "r", cwd=workspace
+    )
     assert run.returncode == 0, run.stderr
     assert json.loads((workspace / "r" / "run.json").read_text())["test"]["from"] == "test images"
 
