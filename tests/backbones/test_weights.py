@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ def test_error_for_unknown_names_lists_known_ones() -> None:
         load_backbone("nowhere/x.safetensors")
 
 
-@pytest.mark.parametrize("metadata", ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}"])
+ODD_METADATA = ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}", '{"heads": 1e999}', '{"heads": 2, "std": [0, 1, 1]}']
+
+
+@pytest.mark.parametrize("metadata", [*ODD_METADATA, '{"heads": 2, "norm_eps": NaN}', "[" * 10**5, '{"heads": 2, "mean": [NaN, 0, 0]}'])
 def test_metadata_that_does_not_fit_is_rejected(tmp_path: Path, metadata: str) -> None:
     """Also empty metadata: a width of 32 has no head of 64 channels."""
     save_file(tiny_vit().state_dict(), tmp_path / "odd.safetensors", metadata={"caprompt": metadata})
@@ -152,6 +156,88 @@ def test_truncated_files_are_rejected(tmp_path: Path, suffix: str) -> None:
         path.write_bytes(content[:size])
         with pytest.raises(InputError, match=f"mine{suffix}' is not a readable"):
             load_backbone(path)
+
+
+def get_peak_memory() -> int:
+    """Return the most memory that this process has used, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_checkpoint_that_contains_itself_is_rejected(tmp_path: Path, zipped: bool) -> None:
+    loop: dict[str, Any] = {"epoch": 3}
+    loop["model"] = {"state_dict": loop}
+    torch.save(loop, tmp_path / "loop.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InputError, match=r"loop.pth' cannot be used: its network is wrapped too deeply"):
+        load_backbone(tmp_path / "loop.pth")
+
+
+def test_names_of_endless_prefixes_are_rejected(tmp_path: Path) -> None:
+    save_file({"module." * 10_000 + "x": torch.zeros(1)}, tmp_path / "long.safetensors")
+    with pytest.raises(InputError, match="have too many prefixes"):
+        load_backbone(tmp_path / "long.safetensors")
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("stride", [(0, 0), (1, 1)])
+def test_overlapping_tensors_of_huge_shape_are_rejected_before_memory_is_taken(
+    tmp_path: Path, stride: tuple[int, int], zipped: bool
+) -> None:
+    values = torch.zeros(200_000)
+    huge = values.as_strided((100_000, 100_000), stride)  # 40 GB with memory of its own
+    torch.save({"cls_token": huge, "epoch": 3}, tmp_path / "huge.pth", _use_new_zipfile_serialization=zipped)
+    before = get_peak_memory()
+    with pytest.raises(InputError, match=r"huge.pth' is refused: its [0-9,]+ bytes would become 40,000,000,000"):
+        load_backbone(tmp_path / "huge.pth")
+    assert get_peak_memory() - before < 200
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".pth"])
+def test_archives_that_unpack_to_far_more_are_rejected_before_memory_is_taken(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"bomb{suffix}"
+    np.savez_compressed(path if suffix == ".npz" else tmp_path / "bomb.npz", cls=np.zeros(10**8, dtype=np.float32))
+    (tmp_path / "bomb.npz").rename(path)
+    before = get_peak_memory()
+    with pytest.raises(InputError, match=rf"bomb{suffix}' is refused: its [0-9,]+ bytes would become 400,000,"):
+        load_backbone(path)
+    assert get_peak_memory() - before < 200
+
+
+def test_shapes_without_values_are_rejected(tmp_path: Path) -> None:
+    for name, tensor, message in (
+        ("meta", torch.empty(4, 4, device="meta"), "is not an ordinary one"),
+        ("sparse", torch.eye(4).to_sparse(), "is not an ordinary one"),
+        ("complex", torch.zeros(4, 4, dtype=torch.complex64), "is not an ordinary one"),
+        ("empty", torch.zeros(0, 3, 10**9, 10**9), "does not hold a plain ViT"),
+    ):
+        weights = {**tiny_vit(config=WIDE).state_dict(), "patch_embed.proj.weight": tensor}
+        torch.save(weights, tmp_path / f"{name}.pth")
+        with pytest.raises(InputError, match=message):
+            load_backbone(tmp_path / f"{name}.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("blocks.0.attn.qkv.bias", float("nan"), r"its 'blocks\.0\.attn\.qkv\.bias' has values that are not finite"),
+        ("patch_embed.proj.weight", float("inf"), "has values that are not finite"),
+        ("patch_embed.proj.weight", 0.0, "are 0, so that all images would look the same"),
+        ("blocks.1.mlp.fc1.weight", 0.02, "are 0.02, so that all images would look the same"),
+        ("norm.weight", 0.0, "are 0, so that all images would look the same"),
+    ],
+)
+def test_weights_that_nobody_trained_are_rejected(tmp_path: Path, name: str, value: float, message: str) -> None:
+    vit = tiny_vit()
+    vit.state_dict()[name].fill_(value)
+    with pytest.raises(InputError, match=message):
+        load_backbone(write_backbone(tmp_path / "bad.safetensors", vit))
+
+
+def test_single_value_that_is_not_finite_is_found(tmp_path: Path) -> None:
+    vit = tiny_vit()
+    vit.state_dict()["blocks.1.mlp.fc2.weight"][3, 5] = float("-inf")
+    with pytest.raises(InputError, match=r"its 'blocks\.1\.mlp\.fc2\.weight' has values that are not finite"):
+        load_backbone(write_backbone(tmp_path / "bad.safetensors", vit))
 
 
 def test_checkpoints_without_named_tensors_are_rejected(tmp_path: Path) -> None:

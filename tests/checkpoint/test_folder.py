@@ -15,11 +15,20 @@ from caprompt.utils import files
 
 
 def make_saved(number: int) -> Saved:
+    config = {
+        "method": "ncm",
+        "options": {},
+        "backbone": {"name": "tiny", "path": "tiny.safetensors", "sha256": "0" * 64},
+        "seed": 0,
+        "task_sizes": [1],
+        "calls": 1,
+        "number": number,
+    }
     return Saved(
-        config={"number": number},
-        classes=[{"name": "grüße", "task": 1}],
-        tensors={"a": torch.full((3,), float(number)), "scalar": torch.tensor(2.0)},
-        metrics=[{"epoch": 0}, {"epoch": 1}],
+        config=config,
+        classes=[{"name": "grüße", "task": 1, "images": 5}],
+        tensors={"method.a": torch.full((3,), float(number)), "method.scalar": torch.tensor(2.0)},
+        metrics=[{"call": 0, "epoch": 0}, {"call": 0, "epoch": 1}],
     )
 
 
@@ -29,7 +38,7 @@ def test_read_returns_what_was_written(tmp_path: Path) -> None:
     assert content.config["number"] == 1
     assert content.classes == make_saved(1).classes
     assert content.metrics == make_saved(1).metrics
-    assert torch.equal(content.tensors["a"], make_saved(1).tensors["a"])
+    assert torch.equal(content.tensors["method.a"], make_saved(1).tensors["method.a"])
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
         "config.json",
         "classes.json",
@@ -70,7 +79,7 @@ def test_kill_between_any_two_file_operations_leaves_the_old_or_new_version(
         except Killed:
             finished = False
     content = checkpoint.read(folder)
-    assert content.config["number"] == float(content.tensors["a"][0])
+    assert content.config["number"] == float(content.tensors["method.a"][0])
     assert content.config["number"] == 2 or not finished
     checkpoint.write(folder, make_saved(3))
     assert checkpoint.read(folder).config["number"] == 3
@@ -140,7 +149,7 @@ def test_reader_beside_a_writer_never_sees_damage(tmp_path: Path) -> None:
     num_reads = 0
     while not done.is_set():
         content = checkpoint.read(tmp_path / "m")
-        assert content.config["number"] == float(content.tensors["a"][0])
+        assert content.config["number"] == float(content.tensors["method.a"][0])
         num_reads += 1
     writer.join()
     assert num_reads > 5

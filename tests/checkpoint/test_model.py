@@ -19,7 +19,7 @@ from caprompt.methods.options import Options
 def test_checkpoint_of_a_finished_call_does_not_count(tmp_path: Path, backbone: Path) -> None:
     """A kill after the model is saved and before its checkpoint is removed leaves no stopped call."""
     model = ContinualClassifier(backbone=backbone, **QUICK)  # type: ignore[arg-type]
-    model._write(tmp_path / IN_PROGRESS, {"epochs_done": 1}, {})
+    model._write(tmp_path / IN_PROGRESS, {"epochs_done": 1, "digest": "", "new_classes": []}, {})
     assert has_stopped_call(tmp_path)
     copy = shutil.copytree(tmp_path / IN_PROGRESS, tmp_path / ".copy")
     model.learn(squares(["red"]), checkpoint_dir=tmp_path)

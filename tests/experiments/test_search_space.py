@@ -91,6 +91,7 @@ def test_requests_replace_the_list_and_the_domains(example: str) -> None:
         ({"off": None}, (), "no range is known for option 'off' of search-example; give one, such as off=0..1"),
         ({"kind": {"low": 0, "high": 1}}, (), "option 'kind' of search-example cannot be|is not a number"),
         ({"width": {"low": 9, "high": 3}}, (), "the range of option 'width' of search-example should start below its end"),
+        ({"learning_rate": {"low": "auto", "high": 3}}, (), "should have numbers as its ends; it is auto to 3"),
         ({"width": {"low": 0, "high": 3}}, (), "option 'width' of search-example cannot be '0'"),
         ({"width": {"choices": [1, "many"]}}, (), "option 'width' of search-example cannot be 'many'"),
         ({"width": None}, ("width",), "option 'width' of search-example is both set and searched"),

@@ -201,11 +201,14 @@ def test_other_settings_are_refused_on_resume(config: RunConfig, tmp_path: Path)
     study_of(config, folder, trials=1)
     refuse(config, folder, "is not empty", trials=2)
     refuse(
-        config.model_copy(update={"seed": 3}), folder, "other settings .seed was 0, not 3.; resume it with the same", resume=True
+        config.model_copy(update={"seed": 3}),
+        folder,
+        "other settings .seed was 0 and is 3 now.; resume it with the same",
+        resume=True,
     )
     narrow = {**SPACE, "epochs": Range(1, 2, integer=True)}
-    refuse(config, folder, "other settings .epochs was 1 to 3, not 1 to 2.", resume=True, space=narrow)
-    refuse(config, folder, "other settings .crop_scale was .*, not not searched.", resume=True, space={"epochs": SPACE["epochs"]})
+    refuse(config, folder, "other settings .epochs was 1 to 3 and is 1 to 2 now.", resume=True, space=narrow)
+    refuse(config, folder, "learning_rate was .* and is not searched now", resume=True, space={"epochs": SPACE["epochs"]})
     shutil.rmtree(tmp_path / "data" / "train" / "red")
     write_squares(tmp_path / "data" / "train", ["red"], start=70)
     refuse(config, folder, "other settings .the images differ.", resume=True)

@@ -26,6 +26,7 @@ from caprompt.errors import InputError
 
 __all__ = ["ConvertedCheckpoint", "convert_to_timm", "infer_config"]
 
+MAX_DEPTH = 1000  # blocks
 CLIP_FACTS = {"norm_eps": 1e-5, "quick_gelu": True, "mean": CLIP_MEAN, "std": CLIP_STD}
 
 Weights = dict[str, Tensor]
@@ -51,6 +52,7 @@ UNSUPPORTED = {
 # Of several networks in a checkpoint, the one that its authors evaluate: DINO's and iBOT's teacher,
 # MoCo v3's base encoder.
 WRAPPERS = ("teacher", "state_dict", "model", "model_state_dict", "student")
+MAX_WRAPPERS = 8  # levels of wrappers, or prefixes; a file may contain itself
 PREFIXES = (
     "module.",
     "_orig_mod.",
@@ -217,11 +219,17 @@ def _unwrap(checkpoint: Mapping[str, Any]) -> tuple[Weights, bool]:
 
     Prefixes of what wraps the network are removed from the names.
     """
-    while (wrapped := next((checkpoint[key] for key in WRAPPERS if isinstance(checkpoint.get(key), Mapping)), None)) is not None:
+    for _ in range(MAX_WRAPPERS):
+        wrapped = next((checkpoint[key] for key in WRAPPERS if isinstance(checkpoint.get(key), Mapping)), None)
+        if wrapped is None:
+            break
         checkpoint = wrapped
+    else:
+        raise InputError("its network is wrapped too deeply; save only its tensors, as .safetensors")
     weights = {str(name): value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+    _check_plain(weights)
     is_moco = False
-    while True:
+    for _ in range(MAX_WRAPPERS):
         # Keep one network: of MoCo's two encoders and predictor, or of a backbone and its
         # projection head.
         prefix = next((p for p in PREFIXES if any(n.startswith(p) for n in weights) and not _is_network(weights)), None)
@@ -229,6 +237,15 @@ def _unwrap(checkpoint: Mapping[str, Any]) -> tuple[Weights, bool]:
             return {name.removeprefix("opt/target/"): value for name, value in weights.items()}, is_moco
         is_moco |= prefix in ("base_encoder.", "momentum_encoder.")
         weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    raise InputError("the names of its tensors have too many prefixes; save only its tensors, as .safetensors")
+
+
+def _check_plain(weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors without ordinary numbers in memory: sparse, quantized or complex ones, or mere shapes."""
+    for name, tensor in weights.items():
+        ordinary = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+        if not ordinary or tensor.is_quantized or tensor.is_complex():
+            raise InputError(f"its tensor '{name}' is not an ordinary one; save it as plain numbers, in a .safetensors file")
 
 
 def _is_network(weights: Mapping[str, Tensor]) -> bool:
@@ -289,15 +306,20 @@ def infer_config(weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> ViT
     # class token's.
     class_position = positions < 2 or math.isqrt(positions) ** 2 != positions
     heads = int(facts.get("heads", width // 64))
+    depth = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
     if patch < 1:
         raise ValueError("its patches have no pixels")
+    if positions - class_position < 1:
+        raise ValueError("it has no positions of patches")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"it has {depth} blocks")
     if heads < 1 or width % heads:
         raise ValueError(f"a width of {width} cannot be split into {heads} heads")
     return ViTConfig(
         image_size=math.isqrt(positions - class_position) * patch,
         patch_size=patch,
         width=width,
-        depth=len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
+        depth=depth,
         heads=heads,
         mlp_width=weights["blocks.0.mlp.fc1.weight"].shape[0],
         norm_eps=float(facts.get("norm_eps", 1e-6)),

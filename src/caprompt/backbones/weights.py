@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pickle
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -54,16 +56,23 @@ PACKAGE_DIRECTORY = Path(__file__).parent
 # What the readers raise for damaged files.
 READ_ERRORS = (
     SafetensorError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
     OSError,
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
+    LookupError,
+    MemoryError,
     RuntimeError,
     EOFError,
+    struct.error,
     zipfile.BadZipFile,
     zlib.error,
 )
+# Weights hardly compress, and few tensors share their values: a file whose tensors take more than
+# this many times its size was made to exhaust the memory.
+MAX_EXPANSION = 20
 
 
 @dataclass(frozen=True)
@@ -146,23 +155,52 @@ def read_backbone_file(path: Path, name: str) -> Backbone:
         facts |= json.loads(metadata.get("caprompt", "{}"))
         config = model.config if model else infer_config(converted.weights, facts)
         mean, std = _to_rgb(facts["mean"]), _to_rgb(facts["std"])
+        _check_facts(config, mean, std)
     except InputError as error:
         raise InputError(f"'{path}' cannot be used: {error}") from error
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"'{path}' does not hold a plain ViT in a known layout ({error})") from error
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"'{path}' does not hold a plain ViT in a known layout ({first_line(error)})") from error
     _check_weights(path, name, config, converted.weights)
     return Backbone(name, path.absolute(), compute_sha256(path), config, mean, std, converted.weights)
 
 
 def _check_weights(path: Path, name: str, config: ViTConfig, weights: Mapping[str, Tensor]) -> None:
-    """Raise an error if weights do not fit the architecture, without allocating the network."""
-    with torch.device("meta"):
-        vit = ViT(config)
+    """Raise an error if weights do not fit the architecture, without allocating the network, or are no trained weights."""
     try:
+        with torch.device("meta"):
+            vit = ViT(config)
         vit.check_weights(weights)
-    except InputError as error:
+    except (InputError, ArithmeticError, RuntimeError) as error:
         problem = f"is not '{name}'" if name in MODELS else "does not hold a plain ViT"
-        raise InputError(f"'{path}' {problem}: {error}") from error
+        raise InputError(f"'{path}' {problem}: {first_line(error)}") from error
+    for tensor_name, tensor in weights.items():
+        problem = _find_bad_values(tensor_name, tensor)
+        if problem:
+            raise InputError(f"'{path}' cannot be used: {problem}; get the weights file again")
+
+
+def _find_bad_values(name: str, weights: Tensor) -> str:
+    """Return why these weights cannot have been trained, or an empty string.
+
+    >>> _find_bad_values("norm.bias", torch.zeros(3)), _find_bad_values("norm.weight", torch.ones(3))
+    ('', '')
+    >>> _find_bad_values("norm.bias", torch.tensor([0.0, float("nan")]))
+    "its 'norm.bias' has values that are not finite"
+    """
+    low, high = (float(each) for each in weights.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"its '{name}' has values that are not finite"
+    if name.endswith(".weight") and low == high and (weights.ndim > 1 or low == 0):  # norms start with ones everywhere
+        return f"all values of its '{name}' are {low:g}, so that all images would look the same"
+    return ""
+
+
+def _check_facts(config: ViTConfig, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise ValueError for an architecture or a normalization that cannot be computed with."""
+    if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        raise ValueError(f"images cannot be normalized with the mean {tuple(mean)} and the deviation {tuple(std)}")
+    if not 0 < config.norm_eps < 1:
+        raise ValueError(f"its norms have the eps {config.norm_eps}")
 
 
 def count_parameters(config: ViTConfig) -> int:
@@ -184,6 +222,7 @@ def _read_checkpoint(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         ".npz": (_read_npz, "npz file"),
     }.get(path.suffix, (_read_torch, "torch checkpoint"))
     try:
+        _check_archive(path)
         checkpoint, metadata = reader(path)
     except InputError:
         raise
@@ -191,7 +230,37 @@ def _read_checkpoint(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         raise InputError(f"'{path}' is not a readable {kind}: {first_line(error)}") from error
     if not isinstance(checkpoint, Mapping):
         raise InputError(f"'{path}' holds a {type(checkpoint).__name__}, not tensors by name")
+    _check_expansion(path, _count_bytes(checkpoint))
     return checkpoint, metadata
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse a zip file, as npz files and torch checkpoints are, that unpacks to far more than its size."""
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    if is_zip:
+        with zipfile.ZipFile(path) as archive:
+            _check_expansion(path, sum(member.file_size for member in archive.infolist()))
+
+
+def _check_expansion(path: Path, num_bytes: int) -> None:
+    """Refuse a small file whose contents would take a lot of memory."""
+    size = path.stat().st_size
+    if num_bytes > MAX_EXPANSION * size:
+        raise InputError(f"'{path}' is refused: its {size:,} bytes would become {num_bytes:,}; get the weights file again")
+
+
+def _count_bytes(checkpoint: Mapping[str, Any]) -> int:
+    """Return the bytes that the tensors of a checkpoint take once each has memory of its own; mappings may contain each other."""
+    total, pending, seen = 0, [checkpoint], {id(checkpoint)}
+    while pending:
+        for value in pending.pop().values():
+            if isinstance(value, Tensor):
+                total += value.numel() * value.element_size()
+            elif isinstance(value, Mapping) and id(value) not in seen:
+                seen.add(id(value))
+                pending.append(value)
+    return total
 
 
 def _read_safetensors(path: Path) -> tuple[Any, dict[str, str]]:

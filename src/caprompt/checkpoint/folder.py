@@ -17,7 +17,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,8 @@ from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
 from caprompt import __version__
-from caprompt.errors import ModelFolderError
+from caprompt.checkpoint import validation
+from caprompt.errors import ModelFolderError, first_line
 from caprompt.utils.files import check_no_link, commit, encode_json, finish_commit, get_current_path
 
 __all__ = [
@@ -57,6 +59,8 @@ CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl"
 EVALUATION = "evaluation.json"  # of the last evaluation of the current version, if there was one
 RECORDS = "records.safetensors"  # absent from older models
 VERSIONS = "versions"  # sub-folder with earlier versions
+# What the parsers of JSON and of tensors raise for damaged files.
+_DAMAGED = (SafetensorError, ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -167,16 +171,30 @@ def _retry(reader: Callable[[Path], T], folder: Path) -> T:
 def _read(folder: Path) -> Saved:
     config = _read_checked_config(folder)
     files = {name: _read_checked_file(folder, name, digest) for name, digest in config["files"].items()}
+    with _naming(folder, CLASSES):
+        classes = json.loads(files[CLASSES])
+        validation.check_classes(classes, config["task_sizes"])
+    with _naming(folder, METRICS):
+        metrics = [json.loads(line) for line in files[METRICS].splitlines()]
+        validation.check_metrics(metrics)
+    with _naming(folder, STATE):
+        tensors = load_tensors(files[STATE])
+        validation.check_tensor_names(tensors, config)
+    with _naming(folder, RECORDS):
+        records = load_tensors(files[RECORDS]) if RECORDS in files else {}
+        validation.check_records(records, len(classes))
+    return Saved(config, classes, tensors, metrics, records)
+
+
+@contextmanager
+def _naming(folder: Path, name: str) -> Iterator[None]:
+    """Turn what the parsers and checks of a file raise into a sentence that names the file."""
     try:
-        return Saved(
-            config=config,
-            classes=json.loads(files[CLASSES]),
-            tensors=load_tensors(files[STATE]),
-            metrics=[json.loads(line) for line in files[METRICS].splitlines()],
-            records=load_tensors(files[RECORDS]) if RECORDS in files else {},
-        )
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise ModelFolderError(f"the model in '{folder}' cannot be read: {error}") from error
+        yield
+    except _DAMAGED as error:
+        raise ModelFolderError(
+            f"{name} of '{folder}' is damaged ({first_line(error)[:200]}); restore the folder from a backup"
+        ) from error
 
 
 def discard(folder: Path) -> None:
@@ -195,7 +213,7 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(get_current_path(folder, CONFIG).read_bytes())
         version = int(config["format"])
         own_digest = config.pop("sha256", None)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGED as error:
         raise ModelFolderError(f"{CONFIG} of '{folder}' is damaged; restore the folder from a backup") from error
     if version > FORMAT:
         raise ModelFolderError(
@@ -203,6 +221,10 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
         )
     if own_digest != _hash_config(config):
         raise ModelFolderError(f"{CONFIG} of '{folder}' was modified and does not match its hash; restore the folder from a backup")
+    with _naming(folder, CONFIG):
+        validation.check_config(config)
+    if not {CLASSES, METRICS, STATE} <= config["files"].keys() <= {CLASSES, METRICS, STATE, RECORDS}:
+        raise ModelFolderError(f"'{folder}' is not a model of caprompt: its {CONFIG} lists other files")
     return config
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ from torch import Tensor
 from caprompt import checkpoint, methods
 from caprompt.backbones.registry import MODELS
 from caprompt.backbones.weights import Backbone, list_packaged, load_backbone
-from caprompt.errors import InputError, ModelFolderError
+from caprompt.errors import CapromptError, InputError, ModelFolderError, first_line
+from caprompt.methods.base import Method
 from caprompt.methods.options import validate_options
 from caprompt.utils.devices import FP8, has_float8
 from caprompt.utils.files import compute_sha256, write_json
 
 __all__ = [
     "IN_PROGRESS",
+    "check_dtypes",
+    "check_growth",
+    "explain_damage",
     "find_foreign_file",
     "get_options_for_device",
     "get_saved_options",
@@ -32,6 +36,8 @@ __all__ = [
 ]
 
 IN_PROGRESS = "in-progress"  # sub-folder of a model folder: checkpoint of the current call of `learn`, after a completed epoch
+FEW_CLASSES, FEW_TASKS = 1000, 100  # up to these, the size of a method is not computed before it is built
+SPARE_BYTES = 2**26  # that a method may take beyond its saved state
 
 
 def find_foreign_file(folder: Path) -> Path | None:
@@ -89,6 +95,49 @@ def get_options_for_device(device: torch.device, config: Mapping[str, Any]) -> d
     return {**options, "precision": "auto"} if options["precision"] == FP8 and not has_float8(device) else options
 
 
+@contextmanager
+def explain_damage(folder: Path) -> Iterator[None]:
+    """Turn what a method raises for a state that does not fit it into a sentence about its folder."""
+    try:
+        yield
+    except CapromptError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = first_line(error)[:200]
+        if "loading state_dict" in reason:  # a list of all names that torch did not expect or find
+            reason = "its tensors do not fit its method and options"
+        raise ModelFolderError(f"the model in '{folder}' is damaged ({reason}); restore the folder from a backup") from error
+
+
+def check_growth(build: Callable[[], Method], task_sizes: Sequence[int], state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a method would take far more memory with these tasks than its saved state has.
+
+    `build` makes an empty method. What a class and a task add is measured with two classes and two tasks.
+    """
+    num_classes, num_tasks = sum(task_sizes), len(task_sizes)
+    if num_classes <= FEW_CLASSES and num_tasks <= FEW_TASKS:
+        return
+    one, two_classes, two_tasks = (_measure_state(build(), sizes) for sizes in ([1], [2], [1, 1]))
+    per_class = two_classes - one
+    needed = num_classes * per_class + num_tasks * (two_tasks - two_classes)
+    saved = sum(tensor.nbytes for tensor in state.values())
+    if needed > 2 * saved + SPARE_BYTES:
+        raise ValueError(f"{num_classes} classes in {num_tasks} tasks need {needed:,} bytes, but {saved:,} were saved")
+
+
+def _measure_state(method: Method, task_sizes: Sequence[int]) -> int:
+    for size in task_sizes:
+        method.begin_task(size, torch.Generator())
+    return sum(tensor.nbytes for tensor in method.state().values())
+
+
+def check_dtypes(method: Method, state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for saved numbers of another kind than those that they were loaded into, such as complex ones."""
+    for name, tensor in method.state().items():
+        if state[name].dtype != tensor.dtype and not (state[name].is_floating_point() and tensor.is_floating_point()):
+            raise ValueError(f"'{name}' is {state[name].dtype}, not {tensor.dtype}")
+
+
 def select_by_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names start with a prefix, keyed by the rest of the name."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -104,13 +153,21 @@ def load_saved_backbone(saved: Mapping[str, str], folder: Path, override: str | 
     if not path:
         if saved["name"] not in MODELS:
             raise ModelFolderError(
-                f"'{folder}' needs the backbone '{saved['name']}' (SHA-256 {saved['sha256'][:16]}...), which is not part of it; "
+                f"'{folder}' needs the backbone {saved['name']!r} (SHA-256 {saved['sha256'][:16]}...), which is not part of it; "
                 "get the weights file from its author, and pass it with backbone=..."
             )
         path = saved["name"]
-    elif override is None and not Path(path).is_file():
-        raise ModelFolderError(f"the backbone of '{folder}' is no longer at '{path}'; say where it is with backbone=...")
+    elif override is None and not _is_file(path):
+        raise ModelFolderError(f"the backbone of '{folder}' is no longer at {str(path)!r}; say where it is with backbone=...")
     backbone = load_backbone(path)
     if backbone.sha256 != saved["sha256"]:
-        raise ModelFolderError(f"'{folder}' was trained on another '{saved['name']}': the backbone's hash differs")
+        raise ModelFolderError(f"'{folder}' was trained on another {saved['name']!r}: the backbone's hash differs")
     return backbone
+
+
+def _is_file(path: str | Path) -> bool:
+    """Return whether a file exists; not so if its name is one that no file can have."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False

@@ -17,6 +17,9 @@ from caprompt.calibration import Calibration, Evidence, dump_evidence, load_evid
 from caprompt.checkpoint import hub
 from caprompt.checkpoint.model import (
     IN_PROGRESS,
+    check_dtypes,
+    check_growth,
+    explain_damage,
     find_foreign_file,
     get_options_for_device,
     get_saved_options,
@@ -254,10 +257,11 @@ class ModelState:
         saved = checkpoint.read(hub.download_reference(str(folder)) if hub.is_reference(folder) else folder)
         config = saved.config
         weights = load_saved_backbone(config["backbone"], folder, backbone)
-        model = cls(
-            config["method"], weights, seed=config["seed"], device=device, **get_options_for_device(resolve_device(device), config)
-        )
-        model._restore(saved)
+        own_device = resolve_device(device)
+        with explain_damage(folder):
+            options = get_options_for_device(own_device, config)
+            model = cls(config["method"], weights, seed=config["seed"], device=device, **options)
+            model._restore(saved)
         model._identity = saved.identity
         return model
 
@@ -269,7 +273,8 @@ class ModelState:
             return None
         config = checkpoint.read_config(folder / IN_PROGRESS)
         weights = load_saved_backbone(config["backbone"], folder, None)
-        return cls(config["method"], weights, seed=config["seed"], device=device, **get_saved_options(config))
+        with explain_damage(folder):
+            return cls(config["method"], weights, seed=config["seed"], device=device, **get_saved_options(config))
 
     def _restore(self, saved: checkpoint.Saved) -> None:
         self.table = ClassTable.from_saved(saved.classes, saved.config.get("lessons", ()), saved.records)
@@ -278,13 +283,17 @@ class ModelState:
         self.history = [dict(record) for record in saved.metrics]
         self.num_calls = saved.config["calls"]
         self.method.removed_state = frozenset(saved.config.get("removed", ()))
-        self._rebuild_method(saved.config["task_sizes"], select_by_prefix(saved.tensors, "method."))
+        task_sizes, state = saved.config["task_sizes"], select_by_prefix(saved.tensors, "method.")
+        check_growth(self._build_method, task_sizes, state)
+        self._rebuild_method(task_sizes, state)
+        check_dtypes(self.method, state)
 
     def _restore_stopped_call(self, directory: Path | None, digest: str) -> checkpoint.Saved | None:
         """Restore the checkpoint of a stopped call, if there is one for this model and these images."""
         saved = read_stopped_call(directory, self._config(), digest) if directory is not None else None
-        if saved is not None:
-            self._restore(saved)
+        if directory is not None and saved is not None:
+            with explain_damage(directory / IN_PROGRESS):
+                self._restore(saved)
         return saved
 
 

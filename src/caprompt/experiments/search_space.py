@@ -216,6 +216,8 @@ def _make_domain(options_class: type[Options], method: str, name: str, spec: Spe
     if number is None:
         raise OptionError(f"option '{name}' of {method} is not a number; give the values to search as {name}=a/b/c")
     low, high = check(spec["low"]), check(spec["high"])
+    if isinstance(low, str) or isinstance(high, str):
+        raise OptionError(f"the range of option '{name}' of {method} should have numbers as its ends; it is {low} to {high}")
     if not low < high:
         raise OptionError(f"the range of option '{name}' of {method} should start below its end; it is {low} to {high}")
     return _make_range(number, low, high)

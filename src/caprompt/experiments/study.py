@@ -36,7 +36,7 @@ from caprompt.utils.toml import format_toml
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-__all__ = ["BEST", "NullStudyProgress", "Study", "StudyProgress", "Trial", "compute_importances", "run_study"]
+__all__ = ["BEST", "PLAN", "NullStudyProgress", "Study", "StudyProgress", "Trial", "compute_importances", "run_study"]
 
 FORMAT = 1  # of a study folder
 PLAN, DATABASE, TRIALS, BEST = "study.json", "study.db", "trials", "best.toml"
@@ -174,11 +174,11 @@ def _describe(config: RunConfig, space: Mapping[str, Domain], plan: Mapping[str,
     import optuna
 
     return {
+        **plan,
         "format": FORMAT,
         "config": config.model_dump(mode="json"),
         "space": {name: domain.describe() for name, domain in space.items()},
         "optuna": optuna.__version__,  # another version may sample other options
-        **plan,
     }
 
 
@@ -214,14 +214,14 @@ def _find_difference(part: str, before: Any, now: Any) -> str:
     """Return what differs between the plans of two studies.
 
     >>> _find_difference("config", {"seed": 0, "tasks": 2}, {"seed": 1, "tasks": 2})
-    'seed was 0, not 1'
+    'seed was 0 and is 1 now'
     """
     if part in PLANNED:
         return f"{part} differs" if part in ("backbone", "tasks") else "the images differ"
     if isinstance(before, dict) and isinstance(now, dict):
         part = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         before, now = before.get(part, "not searched"), now.get(part, "not searched")
-    return f"{part} was {before}, not {now}"
+    return f"{part} was {before} and is {now} now"
 
 
 # -- trials --------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from caprompt.errors import OptionError, UnknownOptionError
 
@@ -20,6 +20,17 @@ __all__ = ["Options", "PromptOptions", "Schedule", "describe_options", "validate
 
 Model = TypeVar("Model", bound=BaseModel)
 Schedule = Literal["constant", "step", "cosine", "quarter-cosine"]
+
+#: Largest values of options of the methods here, where larger ones would exhaust memory or overflow.
+LARGEST: Mapping[str, float] = types.MappingProxyType(
+    {
+        **dict.fromkeys(("epochs", "batch_size", "align_epochs", "align_draws", "head_rate", "clip"), 1_000_000),
+        **dict.fromkeys(("learning_rate", "align_rate", "weight_decay", "length", "general_length", "cycles", "max_cycles"), 1000),
+        **dict.fromkeys(("pool", "components", "filters", "kernel", "hidden", "bottleneck", "rank", "centroids"), 10_000),
+        "projections": 100_000,
+    }
+)
+LARGEST_OF_ALL = 1e12  # of any other number
 
 
 class Options(BaseModel):
@@ -53,7 +64,7 @@ class Options(BaseModel):
     flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip in training")
     brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness jitter in training")
     test_crop: float = Field(
-        0.875, gt=0, le=1, description="size of the central crop at prediction, as a fraction of the short side"
+        0.875, ge=0.1, le=1, description="size of the central crop at prediction, as a fraction of the short side"
     )
     normalise: Literal["backbone", "none", "cifar100", "imagenet"] = Field(
         "backbone", description="image mean and std: those of the backbone, none, or those of CIFAR-100 or ImageNet"
@@ -87,6 +98,15 @@ class Options(BaseModel):
             raise ValueError("needs 0 < smallest <= largest <= 1")
         return value
 
+    @field_validator("*")
+    @classmethod
+    def check_size(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse numbers that no computation survives; subclasses inherit this for their own options."""
+        largest = LARGEST.get(info.field_name or "", LARGEST_OF_ALL)
+        if isinstance(value, (int, float)) and abs(value) > largest:
+            raise ValueError(f"it should be at most {largest:,.0f}")
+        return value
+
 
 class PromptOptions(Options):
     """Options that every method with prompts has."""
@@ -115,7 +135,17 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
         key = str(problems[0]["loc"][0]) if problems[0]["loc"] else ""
         # Of a union of types, pydantic names a problem for each.
         reason = _join_problems([each["msg"] for each in problems if each["loc"][:1] == problems[0]["loc"][:1]])
-        raise OptionError(f"option '{key}' of {owner} cannot be '{values.get(key)}': {reason}") from error
+        raise OptionError(f"option '{key}' of {owner} cannot be '{_shorten(values.get(key))}': {reason}") from error
+
+
+def _shorten(value: Any) -> str:
+    """Return a value as a few words on one line.
+
+    >>> _shorten("a\\nb"), len(_shorten("x" * 1000))
+    ('a b', 80)
+    """
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _join_problems(messages: Sequence[str]) -> str:

@@ -62,6 +62,7 @@ def test_invalid_input_is_one_sentence_and_writes_nothing(folder: Path, monkeypa
     refuse("there is no folder 'nowhere'", "pets", "--verify", "nowhere")
     refuse("there is no image in the folder 'empty'", "pets", "--verify", "empty")
     refuse("there is no ort.wasm.min.js in 'empty'", "pets", "--runtime", "empty", to="browser")
+    refuse("leave out --runtime", "pets", "--runtime", "npm")
     refuse("weights", "pets", "--weights", "int4")
     refuse("to", "pets", to="tflite")
     with monkeypatch.context() as patch:

@@ -94,7 +94,7 @@ def test_other_settings_are_refused_on_resume(workspace: Path) -> None:
     words = ["tune", "digits", *QUICK, "--out", "seeded", "--trials", "1"]
     assert caprompt_in_process(*words, cwd=workspace).returncode == 0
     assert_refused(workspace, words, "'seeded' is not empty", caprompt_in_process)
-    sentence = "the study in 'seeded' was started with other settings (seed was 0, not 1); resume it with the same ones"
+    sentence = "the study in 'seeded' was started with other settings (seed was 0 and is 1 now); resume it with the same ones"
     assert_refused(workspace, [*words, "--resume", "--seed", "1"], sentence, caprompt_in_process)
     assert_refused(workspace, [*words, "--resume", "--search", "epochs"], "was started with other settings", caprompt_in_process)
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import io
+import shutil
 import stat
 import tarfile
 import zipfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -123,3 +125,42 @@ def test_too_many_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_archives, "MAX_FILES", 3)
     with pytest.raises(DataError, match="contains more than 3 files"):
         unpack(make_tar(tmp_path / "x.tgz"), tmp_path / "set")
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["set/" + "x" * 300], "file name too long"),
+        (["set/" + "a/" * 3000 + "x"], "file name too long"),
+        (["set/a", "set/a/b"], "it contains 'a' twice"),
+        (["set/a/b", "set/a"], "it contains 'a' twice"),
+        (["set"], "contains no folder 'set'"),
+        (["../two\nlines"], "would land outside"),
+    ],
+)
+def test_names_that_no_folder_can_have_raise(tmp_path: Path, names: list[str], message: str, kind: str) -> None:
+    make = make_zip if kind == "zip" else make_tar
+    archive = make(tmp_path / f"x.{kind}", dict.fromkeys(names, b"abc"))
+    with pytest.raises(DataError, match=message) as error:
+        unpack(archive, tmp_path / "data" / "set")
+    assert len(str(error.value).splitlines()) == 1
+    assert not list((tmp_path / "data").iterdir())
+
+
+@pytest.mark.parametrize(("name", "mode"), [("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tar.xz", "w:xz"), ("x.zip", "")])
+def test_altered_archives_are_unpacked_or_raise_one_sentence(tmp_path: Path, name: str, mode: str) -> None:
+    archive = make_zip(tmp_path / name) if name.endswith("zip") else make_tar(tmp_path / name, mode=mode)
+    original = archive.read_bytes()
+    for seed in range(200):
+        rng, content = Random(seed), bytearray(original)
+        for _ in range(rng.choice((1, 2, 8))):
+            content[rng.randrange(len(content))] = rng.choice((0, 255, rng.randrange(256)))
+        archive.write_bytes(content)
+        try:
+            unpack(archive, tmp_path / "data" / "set")
+        except DataError as error:
+            assert len(str(error).splitlines()) == 1, f"{name}, seed {seed}"
+        except Exception as error:
+            raise AssertionError(f"{name}, seed {seed} raised {error!r}") from error
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,48 @@ def test_truncated_file_raises(tmp_path: Path, share: float) -> None:
     (tmp_path / "file").write_bytes(complete[: int(share * len(complete))])
     with pytest.raises(DataError, match="damaged or incomplete"):
         read_array_pickle(tmp_path / "file")
+
+
+def get_peak_memory() -> int:
+    """Return the most memory that this process has used, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def make_loop() -> Any:
+    loop: list[Any] = []
+    loop += [loop] * 200
+    return loop
+
+
+def make_lists_of_lists() -> Any:
+    value: Any = [0] * 50
+    for _ in range(6):
+        value = [value] * 50  # 50 ** 7 zeros in the end
+    return value
+
+
+U1 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+HUGE = {
+    "contains itself": pickle.dumps(make_loop(), protocol=2),
+    "repeats its values": pickle.dumps(make_lists_of_lists(), protocol=2),
+    "memorizes at a huge index": b"\x80\x02Nr\xff\xff\xff\x1f",
+    "announces a huge text": b"\x80\x04\x8d" + struct.pack("<Q", 2**36) + b"abc.",
+    "announces huge bytes": b"\x80\x05\x96" + struct.pack("<Q", 2**33) + b"abc.",
+    "an array of a number": b"\x80\x02cnumpy.core.numeric\n_frombuffer\n(J\x00\x00\x00\x70" + U1 + b"J\x00\x00\x00\x70\x85U\x01CtR.",
+    "encodes one text many times": b"\x80\x02X"
+    + struct.pack("<I", 10**5)
+    + b"a" * 10**5
+    + b"q\x000("
+    + b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R" * 20_000
+    + b"l.",
+}
+
+
+@pytest.mark.parametrize("content", HUGE.values(), ids=HUGE.keys())
+def test_small_files_of_huge_content_raise_before_time_and_memory_are_taken(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    before, start = get_peak_memory(), time.monotonic()
+    with pytest.raises(DataError, match="damaged or incomplete"):
+        read_array_pickle(tmp_path / "file")
+    assert get_peak_memory() - before < 200
+    assert time.monotonic() - start < 5

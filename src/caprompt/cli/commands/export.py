@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from caprompt.cli.arguments import Cycles, parse_cycles
 from caprompt.cli.console import out
+from caprompt.errors import OptionError
 
 __all__ = ["export"]
 
@@ -44,7 +45,7 @@ def export(
     weights
         How weights are stored; computation is in float32.
     opset
-        Version of ONNX's operators, 18 or newer.
+        Version of ONNX's operators, 18 to 23.
     verify
         Folder of images on which the exported model is compared with the original before it is written.
     runtime
@@ -55,6 +56,8 @@ def export(
     from caprompt.classifier import ContinualClassifier
     from caprompt.export import check_output, export_browser, export_onnx
 
+    if runtime is not None and to == "onnx":
+        raise OptionError("an ONNX file contains no runtime; leave out --runtime, or export with --to browser")
     check_output(out_path, may_be_empty=to == "browser")
     classifier = ContinualClassifier.load(model, backbone=backbone, device="cpu")
     settings = {"weights": weights, "opset": opset, "verify": verify, **parse_cycles(cycles)}

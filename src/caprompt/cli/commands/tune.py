@@ -164,7 +164,7 @@ def _run(
     skip_bad: bool,
     device: str,
 ) -> Study:
-    from caprompt.experiments.study import run_study
+    from caprompt.experiments.study import PLAN, run_study
 
     try:
         with _show_progress(trials) as progress:
@@ -172,6 +172,8 @@ def _run(
                 run_config, domains, folder, trials=trials, resume=resume, skip_bad=skip_bad, device=device, progress=progress
             )
     except KeyboardInterrupt:
+        if not (folder / PLAN).is_file():
+            raise StoppedError("Stopped; nothing was written.") from None
         raise StoppedError("Stopped; the same command with --resume continues after the last complete epoch.") from None
 
 

@@ -7,8 +7,10 @@ complete.
 
 from __future__ import annotations
 
+import errno
 import lzma
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -18,14 +20,29 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from caprompt.errors import DataError
+from caprompt.errors import DataError, first_line
 
 __all__ = ["MAX_BYTES", "unpack"]
 
 MAX_FILES = 1_000_000
 MAX_BYTES = 40 * 10**9  # the largest of the known datasets unpacks to 2.5 GB
 _CHUNK = 2**20
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError)
+# What the parsers raise for damaged archives.
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    UnicodeError,
+)
+# Of files: a name that is too long or that no file can have, and a seek to before the beginning.
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int = MAX_BYTES) -> Path:
@@ -74,7 +91,7 @@ def _unpack_into(archive: Path, folder: Path, max_bytes: int) -> None:
                         f"the archive '{archive}' unpacks to more than {max_bytes:,} bytes and is refused; get the official one"
                     )
         if written != size:
-            raise EOFError(f"'{name}' has {written:,} of {size:,} bytes")
+            raise EOFError(f"{name!r} has {written:,} of {size:,} bytes")
         remaining -= written
 
 
@@ -88,7 +105,7 @@ def _iter_tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | Non
         for member in tar:
             if not (member.isreg() or member.isdir()):
                 raise DataError(
-                    f"the archive '{archive}' is refused: its member '{member.name}' is a link or a device; get the official one"
+                    f"the archive '{archive}' is refused: its member {member.name!r} is a link or a device; get the official one"
                 )
             yield member.name, member.size, None if member.isdir() else tar.extractfile(member)
 
@@ -99,7 +116,7 @@ def _iter_zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | Non
             kind = stat.S_IFMT(member.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise DataError(
-                    f"the archive '{archive}' is refused: its member '{member.filename}' is a link or a device; "
+                    f"the archive '{archive}' is refused: its member {member.filename!r} is a link or a device; "
                     "get the official one"
                 )
             if member.is_dir():
@@ -112,7 +129,7 @@ def _iter_zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | Non
 def _check_parts(name: str, archive: Path) -> tuple[str, ...]:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name:
-        raise DataError(f"the archive '{archive}' is refused: its member '{name}' would land outside; get the official one")
+        raise DataError(f"the archive '{archive}' is refused: its member {name!r} would land outside; get the official one")
     return path.parts
 
 
@@ -120,12 +137,14 @@ def _is_content_error(error: OSError) -> bool:
     """Return whether the archive's content is the cause.
 
     gzip and bz2 report a broken stream as an OSError without errno; a duplicate name is a
-    FileExistsError.
+    FileExistsError, a name that is too long has an errno of its own.
     """
-    return error.errno is None or isinstance(error, FileExistsError)
+    return error.errno is None or error.errno in _NAME_ERRORS or isinstance(error, FileExistsError)
 
 
 def _describe_error(error: Exception) -> str:
     if isinstance(error, FileExistsError):
-        return f"it contains '{Path(error.filename).name}' twice"
-    return (str(error) or type(error).__name__).rstrip(".")
+        return f"it contains {Path(error.filename).name!r} twice"
+    if isinstance(error, OSError) and error.errno is not None:
+        return (error.strerror or type(error).__name__).lower()
+    return first_line(error).rstrip(".")
