@@ -38,6 +38,7 @@ from caprompt.engine.inputs import InputPipeline
 from caprompt.experiments.provenance import find_commit
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.report.explanation_figure import write_figure
+from caprompt.utils.random import make_generator
 
 SHARES = (0.1, 0.2, 0.3)
 CLASSES, TRAIN_IMAGES, TASK_SIZE = 10, 50, 5  # of a folder
@@ -63,9 +64,9 @@ def main() -> None:
         model = get_model(train, size, args.models / f"explain-{number}" if args.models else None)
         if number == 0 and args.figure is not None:
             write_figure(model.explain(draw_beetle(*SHOWN)), args.figure)
-        lines += [*test_model(title, model, test), ""]
-        print("\n".join(lines), flush=True)
+        lines += [*measure_model(title, model, test), ""]
         args.out.write_text("\n".join(lines), encoding="utf-8")
+    print("\n".join(lines))
 
 
 def describe_run() -> list[str]:
@@ -89,19 +90,19 @@ def get_model(train: Samples, task_size: int, folder: Path | None) -> ContinualC
     return model
 
 
-def test_model(title: str, model: ContinualClassifier, test: Samples) -> list[str]:
+def measure_model(title: str, model: ContinualClassifier, test: Samples) -> list[str]:
     """Return the tables of one model."""
     accuracy = model.evaluate(test).accuracy
     order = np.random.default_rng(0).permutation(len(test))[: args.images]
     tested = test.select(sorted(order.tolist()))
     marked, others, fits, seconds = [], [], [], []
-    for image, network_input in zip(tested.images, iterate_inputs(model, tested), strict=True):
+    for number, (image, network_input) in enumerate(zip(tested.images, iterate_inputs(model, tested), strict=True)):
         began = time.process_time()
         explanation = model.explain(image)
         seconds.append(time.process_time() - began)
         margin = make_margin(model, [str(explanation.predicted.label), str(explanation.against.label)])
         marked.append(measure_marked(margin, network_input, torch.from_numpy(explanation.heat), remove_patches))
-        others.append([measure_random(margin, network_input, seed, remove_patches) for seed in range(args.seeds)])
+        others.append([measure_random(margin, network_input, (seed, number), remove_patches) for seed in range(args.seeds)])
         fits.append(explanation.fit)
     lines = [
         f"## {title}",
@@ -135,9 +136,9 @@ def measure_marked(margin: Margin, image: Tensor, heat: Tensor, remove: Remove) 
     return measure_drops(margin, image, torch.stack([select_hottest(heat, share) for share in SHARES]), remove)
 
 
-def measure_random(margin: Margin, image: Tensor, seed: int, remove: Remove) -> list[float]:
-    """Return the drop of the margin without random patches, for each share of them."""
-    generator = torch.Generator().manual_seed(seed)
+def measure_random(margin: Margin, image: Tensor, seed: tuple[int, int], remove: Remove) -> list[float]:
+    """Return the drop of the margin without random patches, for each share of them; a seed and an image's number determine them."""
+    generator = make_generator(*seed)
     return measure_drops(
         margin, image, torch.stack([select_hottest(torch.rand(8, 8, generator=generator), s) for s in SHARES]), remove
     )
@@ -172,7 +173,7 @@ def compare_schemes(model: ContinualClassifier, tested: Samples) -> list[str]:
     rows: Rows = {}
     baselines: Rows = {}
     cost: dict[str, str] = {}
-    for image in iterate_inputs(model, tested):
+    for number, image in enumerate(iterate_inputs(model, tested)):
         ranked = model.method.predict(image.unsqueeze(0)).logits[0].topk(2).indices.tolist()
         margin = make_margin(model, [model.classes[index] for index in ranked])
         for name, copies, heat, remove in list_schemes(model, margin, image, ranked):
@@ -180,7 +181,7 @@ def compare_schemes(model: ContinualClassifier, tested: Samples) -> list[str]:
             key = "blurred" if remove is blur_patches else "painted"
             cost[name] = copies
             if len(baselines.setdefault(key, [])) < len(rows[name]):
-                drops = [measure_random(margin, image, seed, remove) for seed in range(args.seeds)]
+                drops = [measure_random(margin, image, (seed, number), remove) for seed in range(args.seeds)]
                 baselines[key].append(np.mean(drops, axis=0).tolist())
     lines = [f"| scheme, on {len(tested)} of these images | cost of a map | 10% | 20% | 30% |", "|---|---|--:|--:|--:|"]
     for name, drops in rows.items():
@@ -255,7 +256,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, help="folder with train/ and test/, each with a sub-folder of images per class")
     parser.add_argument("--title", help="what these images are, such as that they are JPEG copies; default: the folder's name")
     parser.add_argument("--images", type=int, default=200, help="test images to explain")
-    parser.add_argument("--compared", type=int, default=40, help="images on which the schemes are compared")
+    parser.add_argument("--compared", type=int, default=30, help="images on which the schemes are compared")
     parser.add_argument("--seeds", type=int, default=5, help="of the random patches")
     parser.add_argument("--models", type=Path, help="folder in which the trained models are kept")
     parser.add_argument("--figure", type=Path, help="figure of one beetle to draw")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from caprompt.checkpoint.folder import _hash_config
+from caprompt.errors import CapromptError
 
 JUNK: tuple[Any, ...] = (
     None,
@@ -40,6 +42,21 @@ JUNK: tuple[Any, ...] = (
     [[[[[[]]]]]],
 )
 DTYPES = (torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64)
+
+
+def is_refused(read: Callable[[], object], case: str) -> bool:
+    """Return whether reading raises one sentence; any other exception, or a longer message, is a failure that names the case."""
+    try:
+        read()
+    except CapromptError as error:
+        message = str(error)
+    except Exception as error:
+        raise AssertionError(f"{case} raised {error!r}") from error
+    else:
+        return False
+    assert len(message.splitlines()) == 1, f"{case}: {message}"
+    assert len(message) < 1500, f"{case}: {message}"
+    return True
 
 
 def mutate_json(document: Any, rng: Random) -> tuple[Any, str]:

@@ -70,7 +70,9 @@ def test_error_for_unknown_names_lists_known_ones() -> None:
 ODD_METADATA = ['{"heads": 3}', "[]", '{"heads": 2, "mean": 5}', "{", "{}", '{"heads": 1e999}', '{"heads": 2, "std": [0, 1, 1]}']
 
 
-@pytest.mark.parametrize("metadata", [*ODD_METADATA, '{"heads": 2, "norm_eps": NaN}', "[" * 10**5, '{"heads": 2, "mean": [NaN, 0, 0]}'])
+@pytest.mark.parametrize(
+    "metadata", [*ODD_METADATA, '{"heads": 2, "norm_eps": NaN}', "[" * 10**5, '{"heads": 2, "mean": [NaN, 0, 0]}']
+)
 def test_metadata_that_does_not_fit_is_rejected(tmp_path: Path, metadata: str) -> None:
     """Also empty metadata: a width of 32 has no head of 64 channels."""
     save_file(tiny_vit().state_dict(), tmp_path / "odd.safetensors", metadata={"caprompt": metadata})

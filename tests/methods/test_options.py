@@ -77,3 +77,28 @@ def test_defaults_are_those_that_the_published_results_were_measured_with() -> N
 def test_messages_are_sentences(values: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=f"^{message}$"):
         validate_options(Options, values, owner="x")
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "value"),
+    [
+        ("caprompt", "learning_rate", 1e300),
+        ("caprompt", "projections", 10**12),
+        ("caprompt", "test_crop", 1e-6),
+        ("caprompt", "epochs", 10**30),
+        ("caprompt", "length", 10**9),
+        ("coda-prompt", "length", 10**9),
+        ("ranpac", "projections", 10**12),
+        ("ncm", "scale", 1e300),
+    ],
+)
+def test_values_that_no_computation_survives_are_refused(method: str, key: str, value: float) -> None:
+    with pytest.raises(OptionError, match=f"option '{key}' of {method} cannot be '.*': it should be (at most|greater than)"):
+        validate_options(get_method(method).options_class, {key: value}, owner=method)
+
+
+def test_message_about_a_long_value_is_one_short_line() -> None:
+    with pytest.raises(OptionError) as error:
+        validate_options(Options, {"learning_rate": "two\nlines" * 1000}, owner="x")
+    assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value)) < 200

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from caprompt.utils import files
 __all__ = ["COST", "PREDICTIONS", "FinalPredictions", "reset_peak_memory", "save_artifacts"]
 
 PREDICTIONS, COST = "predictions.npz", "cost.json"
+MAX_BYTES = 2**31  # of predictions; those of a million images in a hundred tasks take a tenth per number of cycles
 CYCLES = 3  # one more than the paper's: shows whether the weights go on changing
 
 
@@ -61,6 +63,7 @@ class FinalPredictions:
     def load(cls, path: Path) -> FinalPredictions:
         """Read the file; raise `ModelFolderError` if it cannot be read, or is damaged."""
         try:
+            _check_size(path)
             with np.load(path, allow_pickle=False) as arrays:
                 classes, cycles = tuple(arrays["classes"].tolist()), tuple(arrays["cycles"].tolist())
                 others = {name: arrays[name] for name in ("true", "answer", "score", "answers", "weights")}
@@ -74,7 +77,13 @@ class FinalPredictions:
 
     def check(self) -> None:
         """Raise ValueError if the arrays do not fit together."""
+        if len(set(self.classes)) != len(self.classes) or not all(isinstance(name, str) for name in self.classes):
+            raise ValueError("'classes' are not distinct names")
+        if not all(type(number) is int and number >= 0 for number in self.cycles):
+            raise ValueError("'cycles' are not numbers of cycles")
         num_images, num_cycles = len(self.true), len(self.cycles)
+        if self.true.ndim != 1 or not num_images or not num_cycles:
+            raise ValueError("there are no images")
         shapes = {"answer": (num_images,), "score": (num_images,), "answers": (num_cycles, num_images)}
         for name, shape in shapes.items():
             if getattr(self, name).shape != shape:
@@ -85,6 +94,19 @@ class FinalPredictions:
             indices = getattr(self, name)
             if indices.dtype.kind not in "iu" or (indices.size and not 0 <= indices.min() <= indices.max() < len(self.classes)):
                 raise ValueError(f"'{name}' has values that are not classes")
+        for name in ("score", "weights"):
+            values = getattr(self, name)
+            # A probability and a sum of some may be a rounding error above one.
+            if values.dtype.kind != "f" or (values.size and not (values.min() >= 0 and values.max() <= 1.01)):
+                raise ValueError(f"'{name}' has values that are not probabilities")
+
+
+def _check_size(path: Path) -> None:
+    """Raise ValueError for a file that would unpack to more than any run has."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > MAX_BYTES:
+        raise ValueError(f"it unpacks to {size:,} bytes")
 
 
 def save_artifacts(folder: Path, model: ContinualClassifier, test: LabeledOutput, give_task: bool) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from caprompt import __version__, checkpoint, metrics, protocols
 from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
@@ -38,6 +39,42 @@ PLANNED = {"config", "options", "backbone", "tasks", "train", "test", "protocol"
 REMEDY = "remove the folder and run it again, or read it with the version that wrote it"
 
 RUNS = Path("runs")
+
+Count = Annotated[int, Field(ge=0, le=10**12)]
+
+
+class _Document(BaseModel):
+    """A JSON object, of which only the listed keys are checked."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Plan(_Document):
+    """The types of `run.json`; what is in its parts is checked by those who use them."""
+
+    config: dict[str, Any]
+    options: dict[str, Any]
+    backbone: dict[str, Any]
+    tasks: list[list[str]] = Field(min_length=1)
+    train: dict[str, Any]
+    test: dict[str, Any]
+    protocol: str
+    environment: dict[str, Any]
+    warnings: list[str] = []
+    skipped: list[str] = []
+
+
+class _Row(_Document):
+    model_config = ConfigDict(extra="forbid")
+
+    accuracies: list[float]
+    images: list[Count]
+    task_identification: float
+    mean_passes: float = Field(ge=0)
+    seconds: float = Field(ge=0)
+
+
+_ROWS = TypeAdapter(list[_Row])
 
 
 def read_finished_epochs(model_folder: Path) -> list[Mapping[str, Any]]:
@@ -101,12 +138,25 @@ class RunResult:
         path = folder / "results.json"
         try:
             rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+            _ROWS.validate_python(rows)
             results = [
                 TaskResult(**{**row, "accuracies": tuple(row["accuracies"]), "images": tuple(row["images"])}) for row in rows
             ]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelFolderError(f"'{path}' is half-written or of another version of caprompt; {REMEDY}") from error
-        return cls(folder, plan["tasks"], results, plan["protocol"], plan["config"].get("joint", False))
+        return cls(folder, plan["tasks"], results, plan["protocol"], bool(plan["config"].get("joint", False)))
+
+    def check(self) -> None:
+        """Raise ValueError if the rows are not those of an accuracy matrix of these tasks."""
+        num_tasks = len(self.tasks)
+        lengths = [num_tasks] if self.joint else range(1, num_tasks + 1)
+        if len(self.rows) > len(lengths):
+            raise ValueError(f"it has {len(self.rows)} rows, but {num_tasks} tasks")
+        for row, length in zip(self.rows, lengths, strict=False):
+            if len(row.accuracies) != length or len(row.images) != length or not sum(row.images):
+                raise ValueError(
+                    f"a row of {length} tasks has {len(row.accuracies)} accuracies of {len(row.images)} sets of images"
+                )
 
 
 def is_empty_folder(folder: Path) -> bool:
@@ -132,7 +182,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         plan: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"'{folder}' does not hold a run (run.json cannot be read)") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"'{folder}' does not hold a run: run.json is half-written; {REMEDY}") from error
     version = plan.get("format", 1) if isinstance(plan, dict) else None  # the first runs had no format number
     if not isinstance(version, int):
@@ -143,6 +193,11 @@ def read_plan(folder: Path) -> dict[str, Any]:
         )
     if not plan.keys() >= PLANNED:
         raise ModelFolderError(f"the run in '{folder}' was written by another version of caprompt; {REMEDY}")
+    try:
+        _Plan.model_validate(plan)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))[:100]
+        raise ModelFolderError(f"run.json of '{folder}' is damaged ({place!r} has a wrong type or value); {REMEDY}") from error
     return plan
 
 
@@ -201,6 +256,6 @@ def is_same_run(folder: Path, config: RunConfig) -> bool:
     """Return whether the run in this folder was started with this configuration."""
     try:
         before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
     return bool(before == json.loads(config.model_dump_json()))

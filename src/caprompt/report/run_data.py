@@ -9,16 +9,67 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from caprompt import checkpoint
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.experiments.artifacts import COST, PREDICTIONS, FinalPredictions
-from caprompt.experiments.audit import AUDIT
+from caprompt.experiments.audit import AUDIT, Audit
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.run_folder import RunResult, read_plan
 from caprompt.protocols import require_same_protocol
 from caprompt.utils import files
 
 __all__ = ["RunRecord", "Tested", "find_run_folders", "load_runs", "read_run"]
+
+
+class _Part(BaseModel):
+    """A JSON object, of which only the listed keys are checked."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Images(_Part):
+    images: int = Field(ge=0)
+    sha256: str
+
+
+class _Hashed(_Part):
+    sha256: str
+
+
+class _Described(_Part):
+    """What a report shows of `run.json`, beyond what every reader of it needs."""
+
+    backbone: _Hashed
+    train: _Images
+    test: _Images
+
+
+class _Audit(_Part):
+    """What a report shows of `audit.json` besides its arrangements."""
+
+    clean: bool
+    images: int = Field(ge=0)
+    warnings: list[str] = []
+
+
+class _Cost(_Part):
+    """The numbers of `cost.json`; earlier versions may have written fewer."""
+
+    trained_parameters: int = Field(0, ge=0)
+    kept_bytes: int = Field(0, ge=0)
+    kept_bytes_per_class: int = Field(0, ge=0)
+    peak_memory_bytes: int | None = Field(None, ge=0)
+    peak_memory_of: str = ""
+    test_images: int = Field(0, ge=0)
+    test_seconds: float = Field(0.0, ge=0)
+
+    def check(self) -> None:
+        """Raise ValueError where one of two numbers that belong together is missing."""
+        for name, other in (("test_seconds", "test_images"), ("peak_memory_bytes", "peak_memory_of")):
+            if getattr(self, name) and other not in self.model_fields_set:
+                raise ValueError(f"it has '{name}', but no '{other}'")
 
 
 class Tested(Protocol):
@@ -110,11 +161,13 @@ def read_run(folder: Path, name: str) -> RunRecord:
     try:
         plan, results = read_plan(folder), RunResult.load(folder)
         RunConfig(**plan["config"])
-        for part in ("options", "backbone", "train", "test", "environment"):
-            dict(plan[part])
+        _Described.model_validate(plan)
+        results.check()
+        if any(not 0 <= accuracy <= 100 for row in results.matrix for accuracy in row):
+            raise ValueError("an accuracy is not a percentage")
         if results.rows and results.finished:
             results.summary()
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, ModelFolderError):
             raise
         raise ModelFolderError(f"the run in '{folder}' is damaged or of another version of caprompt; run it again") from error
@@ -125,8 +178,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         )
     notes: list[str] = []
     predictions = _read_predictions(folder, results, notes)
-    cost = _read_json(folder / COST)
-    return RunRecord(name, plan, results, predictions, cost, _read_audit(folder, notes), notes)
+    return RunRecord(name, plan, results, predictions, _read_cost(folder), _read_audit(folder, notes), notes)
 
 
 def _read_predictions(folder: Path, results: RunResult, notes: list[str]) -> FinalPredictions | None:
@@ -141,7 +193,20 @@ def _read_predictions(folder: Path, results: RunResult, notes: list[str]) -> Fin
         raise ModelFolderError(f"'{path}' is damaged; remove it to make the report without mistakes and weights") from error
     if sorted(predictions.classes) != sorted(name for names in results.tasks for name in names):
         raise ModelFolderError(f"'{path}' belongs to another run: its classes are not those of '{folder}'")
+    num_tasks = 1 if results.joint else len(results.tasks)
+    if predictions.weights.shape[2] != num_tasks:
+        raise ModelFolderError(f"'{path}' belongs to another run: it has {predictions.weights.shape[2]} tasks, not {num_tasks}")
     return predictions
+
+
+def _read_cost(folder: Path) -> Mapping[str, Any]:
+    """Read what the run cost, empty if that was not saved."""
+    cost = _read_json(folder / COST)
+    try:
+        _Cost.model_validate(cost).check()
+    except ValueError as error:
+        raise ModelFolderError(f"'{folder / COST}' is damaged; remove it to make the report without it") from error
+    return cost
 
 
 def _read_audit(folder: Path, notes: list[str]) -> Mapping[str, Any] | None:
@@ -149,10 +214,16 @@ def _read_audit(folder: Path, notes: list[str]) -> Mapping[str, Any] | None:
     if not (folder / AUDIT).is_file():
         return None
     audit = _read_json(folder / AUDIT)
-    model = _read_json(folder / "model" / checkpoint.CONFIG)
-    if audit.get("state") != model.get("files", {}).get(checkpoint.STATE):
+    files_of_model = _read_json(folder / "model" / checkpoint.CONFIG).get("files")
+    state = files_of_model.get(checkpoint.STATE) if isinstance(files_of_model, dict) else None
+    if audit.get("state") != state:
         notes.append("The audit in this run's folder is of another state of the model and is not shown; audit it again.")
         return None
+    try:
+        _Audit.model_validate(audit)
+        Audit.from_dict(audit).tabulate()
+    except (LookupError, TypeError, ValueError) as error:
+        raise ModelFolderError(f"'{folder / AUDIT}' is damaged; remove it to make the report without it") from error
     return audit
 
 
@@ -160,5 +231,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a run folder, empty if there is no such file."""
     try:
         return files.read_json(path)
-    except (InputError, OSError) as error:
+    except (InputError, OSError, RecursionError) as error:
         raise ModelFolderError(f"'{path}' is damaged; remove it to make the report without it") from error

@@ -154,7 +154,9 @@ HUGE = {
     "memorizes at a huge index": b"\x80\x02Nr\xff\xff\xff\x1f",
     "announces a huge text": b"\x80\x04\x8d" + struct.pack("<Q", 2**36) + b"abc.",
     "announces huge bytes": b"\x80\x05\x96" + struct.pack("<Q", 2**33) + b"abc.",
-    "an array of a number": b"\x80\x02cnumpy.core.numeric\n_frombuffer\n(J\x00\x00\x00\x70" + U1 + b"J\x00\x00\x00\x70\x85U\x01CtR.",
+    "an array of a number": b"\x80\x02cnumpy.core.numeric\n_frombuffer\n(J\x00\x00\x00\x70"
+    + U1
+    + b"J\x00\x00\x00\x70\x85U\x01CtR.",
     "encodes one text many times": b"\x80\x02X"
     + struct.pack("<I", 10**5)
     + b"a" * 10**5
