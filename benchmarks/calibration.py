@@ -110,7 +110,7 @@ def measure_known(model: ContinualClassifier, test: Samples) -> dict[str, Any]:
 def format_table(runs: list[dict[str, Any]]) -> str:
     """Return a row per data set and method: mean and standard deviation over the orders."""
     lines = [
-        "| data | method | accuracy | ECE | ECE without a fit | sets at 90 % cover | labels a set | AUROC, best score | false alarms at 5 % |",
+        "| data | method | accuracy | ECE | without a fit | sets at 90 % cover | labels a set | AUROC, best score | false alarms |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for data, method in dict.fromkeys((run["data"], run["method"]) for run in runs):
