@@ -169,7 +169,8 @@ def main() -> None:
                 print(f"{name}: {error}", flush=True)
     before = read_json(ACCURACY / "export.json")
     digests = {**before.get("data_sha256", {}), **{Path(name).name: compute_digests(name) for name in args.data}}
-    save("export", {"data_sha256": digests, "rows": merge([*before.get("rows", []), *rows]), "refused": refused}, ACCURACY)
+    rows, refused = merge([*before.get("rows", []), *rows]), {**before.get("refused", {}), **refused}
+    save("export", {"data_sha256": digests, "rows": rows, "refused": refused}, ACCURACY)
 
 
 def compute_digests(data_name: str) -> dict[str, str]:
