@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from caprompt.data import images
-from caprompt.data.images import decode, hash_image
+from caprompt.data.images import decode, hash_image, read_size
 from caprompt.errors import DataError
 
 
@@ -324,3 +324,13 @@ def test_memory_is_bounded_for_huge_png_files_in_threads(tmp_path: Path, mode: s
     for number in range(1, 4):
         os.link(tmp_path / "0.png", tmp_path / f"{number}.png")
     assert measure_megabytes(sorted(tmp_path.iterdir())) < 600
+
+
+def test_the_size_of_a_file_is_read_without_its_pixels(tmp_path: Path) -> None:
+    Image.new("L", (300, 20)).save(tmp_path / "a.png")
+    cut = (tmp_path / "a.png").read_bytes()[:45]
+    (tmp_path / "cut.png").write_bytes(cut)
+    assert read_size(tmp_path / "a.png") == read_size(tmp_path / "cut.png") == (300, 20)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"'.*bad.png' is not a readable image"):
+        read_size(tmp_path / "bad.png")

@@ -13,7 +13,7 @@ from caprompt.checkpoint.model import IN_PROGRESS, get_saved_options, has_stoppe
 from caprompt.methods import get_method
 from caprompt.utils.files import get_current_path, read_json
 
-__all__ = ["ClassInfo", "ModelInfo", "describe_kept", "make_info", "read_info"]
+__all__ = ["ClassInfo", "ModelInfo", "describe_kept", "make_info", "measure_files", "read_info"]
 
 UNKNOWN_DATE = ""  # of lessons of models that recorded none
 
@@ -82,7 +82,7 @@ def read_info(folder: str | Path) -> ModelInfo:
     return replace(
         make_info(checkpoint.read(folder)),
         folder=str(folder),
-        files=_measure(folder),
+        files=measure_files(folder),
         versions=len(checkpoint.list_versions(folder)),
         stopped=has_stopped_call(folder),
         evaluation=read_json(get_current_path(folder, checkpoint.EVALUATION)),
@@ -135,7 +135,7 @@ def _list_classes(entries: Sequence[Mapping[str, Any]], lessons: Sequence[Mappin
     )
 
 
-def _measure(folder: Path) -> dict[str, int]:
+def measure_files(folder: Path) -> dict[str, int]:
     """Return the bytes of each file of the model, and of earlier versions and of a stopped call together."""
     sizes = {name: get_current_path(folder, name).stat().st_size for name in checkpoint.list_files(folder)}
     parts = {"earlier versions": checkpoint.VERSIONS, "stopped call": IN_PROGRESS}

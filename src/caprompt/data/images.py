@@ -20,7 +20,7 @@ from caprompt.errors import DataError
 from caprompt.utils.files import compute_sha256
 from caprompt.utils.memory import release_freed_memory
 
-__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "SKIP_HINT", "ImageInput", "Pixels", "decode", "hash_image"]
+__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "SKIP_HINT", "ImageInput", "Pixels", "decode", "hash_image", "read_size"]
 
 ImageInput: TypeAlias = Path | Image.Image | NDArray[Any] | EncodedImage
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -76,6 +76,17 @@ def hash_image(image: ImageInput) -> bytes:
         return hashlib.sha256(image.read()).digest()
     pixels = image if isinstance(image, np.ndarray) else decode(image)
     return hashlib.sha256(f"{pixels.dtype.str}{pixels.shape}".encode() + pixels.tobytes()).digest()
+
+
+def read_size(image: Path | EncodedImage) -> tuple[int, int]:
+    """Return the width and height that an image file states, without decoding it."""
+    try:
+        if isinstance(image, Path):
+            _check_regular(image)
+        with _open_file(image) as opened:
+            return opened.size
+    except Exception as error:  # as in `decode`
+        raise DataError(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
 
 
 def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
