@@ -272,6 +272,18 @@ def test_forward_class_token_is_not_normalized() -> None:
     assert token.std(dim=1).max() > 1.1, "a normalized token would have a standard deviation of 1"
 
 
+def test_class_tokens_of_several_blocks() -> None:
+    vit = tiny_vit(config=FULL)
+    for adaptation in (Adaptation(), AllHooks()):
+        features = vit(images(), adaptation, 2)
+        assert features.shape == (len(images()), 2 * FULL.width)
+        torch.testing.assert_close(features[:, -FULL.width :], vit(images(), adaptation), rtol=1e-5, atol=1e-5)
+    shallow = tiny_vit(config=FULL)
+    shallow.load_state_dict(vit.state_dict())
+    shallow.blocks = shallow.blocks[:-1]
+    torch.testing.assert_close(vit(images(), num_blocks=2)[:, : FULL.width], shallow(images()), rtol=1e-5, atol=1e-5)
+
+
 def test_pass_from_a_stem_equals_pass_from_images() -> None:
     vit = tiny_vit(config=FULL)
     stem = vit.stem(images())

@@ -252,16 +252,23 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
-    def forward(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
-        """Return class-token features: (B, 3, height, width), or a stem -> (B, D)."""
-        return self.apply_final_norm(self.forward_class_token(images, adaptation))
+    def forward(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION, num_blocks: int = 1) -> Tensor:
+        """Return class-token features: (B, 3, height, width), or a stem -> (B, D).
+
+        With `num_blocks`, those after each of that many last blocks, side by side, all with the last norm: (B, num_blocks D).
+        """
+        return self.apply_final_norm(self.forward_class_tokens(images, adaptation, num_blocks)).flatten(1)
 
     def forward_class_token(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
         """Return the class token before the last norm, in the dtype of the weights: (B, D)."""
+        return self.forward_class_tokens(images, adaptation, 1)[:, 0]
+
+    def forward_class_tokens(self, images: Tensor | Stem, adaptation: Adaptation, num_blocks: int) -> Tensor:
+        """Return the class token after each of the last blocks, before the last norm: (B, num_blocks, D)."""
         stem = images if isinstance(images, Stem) else self.stem(images)
         # Only the class token is used, so the last block need not compute the others. Its index is
         # counted from the end, since `tokens` hooks put tokens in front of it.
-        return self.run_blocks(stem, adaptation, index=-stem.patches - self.config.registers - 1)[:, 0]
+        return self.run_blocks(stem, adaptation, index=-stem.patches - self.config.registers - 1, num_blocks=num_blocks)
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
         """Return all tokens after the last norm: (B, 3, height, width), or a stem -> (B, N, D)."""
@@ -280,10 +287,13 @@ class ViT(nn.Module):
         normed = first.norm1(x)
         return x, normed, first.attn.qkv(normed)
 
-    def run_blocks(self, stem: Stem, adaptation: Adaptation, index: int | None) -> Tensor:
-        """Apply all blocks; with an `index` the last one computes that token alone."""
+    def run_blocks(self, stem: Stem, adaptation: Adaptation, index: int | None, num_blocks: int = 1) -> Tensor:
+        """Apply all blocks, and return the tokens, (B, N, D).
+
+        With an `index`, return that token after each of the last blocks, (B, num_blocks, D); the last one computes it alone.
+        """
         stem, last = stem.materialize(), len(self.blocks) - 1
-        x = stem.tokens
+        x, kept = stem.tokens, []
         for layer, block in enumerate(self.blocks):
             call = partial(block, adaptation=adaptation, stem=stem if layer == 0 else None, index=index if layer == last else None)
             if self.recompute and torch.is_grad_enabled():
@@ -292,7 +302,9 @@ class ViT(nn.Module):
                 x = checkpoint(call, x, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = call(x)
-        return x
+            if index is not None and last - num_blocks < layer < last:
+                kept.append(x[:, index].unsqueeze(1))
+        return torch.cat([*kept, x], dim=1) if kept else x
 
     def set_compiled(self, enabled: bool) -> None:
         """Enable or disable torch.compile; it is worthwhile for many batches of the same size."""

@@ -59,4 +59,4 @@ def _extract_features(method: Method, image: Tensor) -> Tensor:
     if isinstance(adapters, TaskAdapters):  # the last pass may be that of another adapter
         features: Tensor = method.vit(image, adapters.select(output.task_weights.argmax(dim=1)))
         return features
-    return passes[-1]
+    return passes[-1][:, -method.vit.config.width :]  # a pass may return several blocks, the last one last

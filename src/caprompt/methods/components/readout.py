@@ -1,0 +1,82 @@
+"""How many of the last blocks a regression should read the class token of, decided by the images of the first task.
+
+The class token after the last block is what the backbone was trained to classify with. Where that was a task unlike the new one,
+earlier blocks still know what the last one has thrown away, as for ImageNet classes and types of cars; where it was general, as for
+CLIP, they only add noise. So the images decide: the number of blocks is that of the lowest squared error of a ridge regression that
+leaves each image out in turn, on features of the frozen backbone. docs/experiments.md has the figures.
+
+The regression is the limit of infinitely many random rectified projections, whose kernel is known in closed form (Cho and Saul,
+Kernel Methods for Deep Learning, 2009): nothing here is random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["SHARES", "compute_left_out_errors", "list_candidates", "select_num_blocks"]
+
+SHARES = (6, 3, 2)  # a sixth, a third, or half of the blocks
+
+
+def list_candidates(depth: int) -> list[int]:
+    """Return numbers of blocks to choose from, for a backbone of this depth; the last block alone comes first.
+
+    >>> list_candidates(12), list_candidates(6), list_candidates(2)
+    ([1, 2, 4, 6], [1, 2, 3], [1])
+    """
+    return sorted({1, *(max(1, depth // share) for share in SHARES)})
+
+
+@torch.no_grad()
+def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidates: Sequence[int]) -> int:
+    """Return the candidate of lowest left-out error for class tokens of blocks (n, K, D), the last block last.
+
+    More blocks than one must lower the error by more than its standard error. Images of classes with a single image say nothing,
+    since without it their class is unknown.
+    """
+    counts = labels.bincount()
+    tells = counts[labels] > 1
+    if int((counts > 1).sum()) < 2:
+        return candidates[0]
+    products = torch.zeros(len(labels), len(labels), dtype=torch.float64, device=blocks.device)
+    errors, added = [], 0
+    for count in candidates:
+        for block in range(added, count):
+            tokens = blocks[:, -1 - block].double()
+            products += tokens @ tokens.T
+        added = count
+        errors.append(compute_left_out_errors(products, labels, strength)[tells])
+    best = min(range(len(candidates)), key=lambda i: float(errors[i].mean()))
+    gain = errors[0] - errors[best]
+    return candidates[best] if gain.mean() > gain.std() / math.sqrt(len(gain)) else candidates[0]
+
+
+def compute_left_out_errors(products: Tensor, labels: Tensor, strength: float) -> Tensor:
+    """Return the squared error of the regression for each image that is left out: inner products (n, n), (n,) -> (n,).
+
+    `strength` is lambda relative to the mean of the kernel's diagonal. Outputs are first scaled by the factor that suits all
+    images best: a regression on more inputs varies less, which lowers its error even if they are noise.
+
+    >>> tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], dtype=torch.float64)
+    >>> errors = compute_left_out_errors(tokens @ tokens.T, torch.tensor([0, 0, 1, 1]), 0.1)
+    >>> bool((errors < 0.1).all())
+    True
+    """
+    lengths = products.diagonal().clamp_min(torch.finfo(products.dtype).tiny).sqrt()
+    scale = lengths.unsqueeze(1) * lengths
+    cosine = (products / scale).clamp(-1, 1)
+    angle = cosine.acos()
+    kernel = scale * (angle.sin() + (math.pi - angle) * cosine) / (2 * math.pi)
+    kernel.diagonal().add_(strength * kernel.diagonal().mean())
+    inverse = torch.linalg.inv(kernel)
+    targets = F.one_hot(labels).to(kernel)
+    outputs = targets - inverse @ targets / inverse.diagonal().unsqueeze(1)
+    targets, outputs = targets - targets.mean(dim=0), outputs - outputs.mean(dim=0)
+    factor = ((outputs * targets).sum() / outputs.square().sum()).clamp_min(0)
+    errors: Tensor = (targets - factor * outputs).square().sum(dim=1)
+    return errors
