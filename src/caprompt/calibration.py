@@ -21,7 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MIN_IMAGES", "Calibration", "Evidence", "dump_evidence", "fit_calibration", "load_evidence", "make_evidence"]
+__all__ = [
+    "MIN_IMAGES",
+    "Calibration",
+    "Evidence",
+    "dump_evidence",
+    "fit_calibration",
+    "load_evidence",
+    "make_evidence",
+    "pool_evidence",
+]
 
 FACTORS = torch.logspace(-2, 1.5, 71, dtype=torch.float64)  # candidates for t
 BACKGROUNDS = torch.tensor([0, 0.01, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.3, 0.4], dtype=torch.float64)  # candidates for b
@@ -124,6 +133,14 @@ def fit_calibration(evidence: Sequence[Evidence]) -> tuple[Calibration, list[Evi
     shares = torch.tensor([weight * each.images for each, weight in used], dtype=torch.float64)
     quantiles = (shares / shares.sum()) @ torch.stack([each.sureness for each, _ in used])
     return _fit(losses, images, tuple(quantiles.tolist())), [each for each, _ in used]
+
+
+def pool_evidence(evidence: Sequence[Evidence]) -> Evidence:
+    """Return evidence of several models as if of one call; their order does not matter."""
+    images = sum(each.images for each in evidence)
+    losses = torch.stack([each.losses for each in evidence]).sum(dim=0)
+    sureness = torch.stack([each.images / images * each.sureness for each in evidence]).sum(dim=0)
+    return Evidence(images, losses, sureness)
 
 
 def dump_evidence(evidence: Sequence[Evidence]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ __all__ = [
     "InputError",
     "ModelFolderError",
     "OptionError",
+    "ProcessLostError",
     "StoppedError",
     "UnknownNameError",
     "UnknownOptionError",
@@ -66,6 +67,10 @@ class UnknownOptionError(OptionError):
     def __init__(self, name: str, owner: str, known: Iterable[str]) -> None:
         names = sorted(known)
         super().__init__(f"unknown option '{name}' for {owner}{did_you_mean(name, names)}; there are: {', '.join(names)}")
+
+
+class ProcessLostError(CapromptError):
+    """Another of the processes that work on a call has ended or does not answer."""
 
 
 class StoppedError(CapromptError):

@@ -519,7 +519,7 @@ def test_failed_lesson_leaves_the_calibration(backbone: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         model.learn(squares(["blue"]), callbacks=fail)
     assert model.calibration == before
-    assert len(model._evidence) == 1
+    assert len(model.evidence) == 1
 
 
 def test_sets_hold_the_classes_whose_probabilities_add_up(backbone: Path) -> None:

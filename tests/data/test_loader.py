@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from thread_group import ThreadGroup, run_in_threads
 
 from caprompt.data import loader
 from caprompt.data.gpu_cache import GPUImageCache
@@ -178,3 +179,29 @@ def test_a_long_image_does_not_pad_a_whole_batch(noise, monkeypatch: pytest.Monk
     ((pillow, _),) = iter_batches(samples, range(4), TRAIN, cache, 4, seed=[4], shuffle=True)
     assert max(sizes) <= 100_000
     assert (cached - pillow).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("on_device", [False, True], ids=["Pillow", "batched"])
+def test_processes_share_every_batch_and_see_the_same_views(samples: Samples, size: int, on_device: bool) -> None:
+    """Twelve images in batches of five: with four processes, each gets all of the last two."""
+    cache = GPUImageCache(map(ImageCache().get, samples.images), torch.device("cpu"))
+
+    def iterate(**options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        if on_device:
+            return list(iter_cached_batches(cache, range(12), TRAIN, 5, seed=[1, 2], **options))
+        return list(iter_batches(samples, range(12), TRAIN, ImageCache(), 5, seed=[1, 2], shuffle=True, **options))
+
+    def share(group: ThreadGroup) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return iterate(communicator=group)
+
+    alone, shares = iterate(), run_in_threads(size, share)
+    for number, (images, targets) in enumerate(alone):
+        own = [part[number] for part in shares]
+        if len(targets) < size:
+            assert all(torch.equal(labels, targets) for _, labels in own)
+            continue
+        assert sorted(torch.cat([labels for _, labels in own]).tolist()) == sorted(targets.tolist())
+        for parts, labels in own:
+            rows = [targets.tolist().index(label) for label in labels.tolist()]
+            torch.testing.assert_close(parts, images[rows], rtol=0, atol=1e-6)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from thread_group import ThreadGroup, run_in_threads
 
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
-from caprompt.data.validation import NUM_TIMED, map_in_threads, validate_images
+from caprompt.data.validation import NUM_TIMED, _share_problems, map_in_threads, validate_images
 from caprompt.errors import DataError
 
 
@@ -88,3 +89,27 @@ def test_threads_are_used_for_slow_calls(seconds: float, threaded: bool) -> None
     assert list(map_in_threads(work, 40)) == list(range(40))
     assert all(thread is threading.current_thread() for thread in threads[:NUM_TIMED])
     assert any(thread is not threading.current_thread() for thread in threads[NUM_TIMED:]) == threaded
+
+
+def test_processes_share_the_images_and_their_problems(photos: Path) -> None:
+    """Each process decodes its own share, and all of them skip the same image."""
+    (photos / "class2" / "1.png").write_bytes(b"not an image")
+    samples = read_source(photos)
+
+    def find_problems(group: ThreadGroup) -> tuple[list[int], list[str | None]]:
+        decoded: list[int] = []
+
+        def find_problem(index: int) -> str | None:
+            decoded.append(index)
+            try:
+                ImageCache().get(samples.images[index])
+            except DataError as error:
+                return str(error)
+            return None
+
+        return decoded, list(_share_problems(find_problem, len(samples), group))
+
+    results = run_in_threads(5, find_problems)
+    assert sorted(index for decoded, _ in results for index in decoded) == list(range(12))
+    for _, problems in results:
+        assert [index for index, problem in enumerate(problems) if problem] == [5]

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import TINY, equal_tensors, tiny_vit
+from thread_group import ThreadGroup, run_in_threads
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from caprompt.callbacks.events import EpochEnded, Event, StepEnded
 from caprompt.engine.trainer import (
+    SharedTrainingStep,
     TrainingStep,
     build_optimizer,
     compute_learning_rate_factor,
@@ -21,9 +23,11 @@ from caprompt.engine.trainer import (
     get_trainable_parameters,
     make_step,
 )
+from caprompt.errors import InputError
 from caprompt.methods import build_method
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
+from caprompt.utils.communication import choose_share, use_communicator
 from caprompt.utils.optimizers import get_optimizer_state
 
 IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(2))
@@ -282,3 +286,43 @@ def test_memory_saved_for_backward_per_block_by_the_paper() -> None:
     """In each of two passes: queries, keys, values, attention output, inputs of two norms and of the GELU."""
     hidden = TINY.mlp_width / TINY.width
     assert count_saved_rows(**MIXTURE) <= 2 * (8.8 + hidden), "a block saves more for backward than before"
+
+
+# -- several processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, MIXTURE], ids=["own prompt", "mixture"])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_gradients_of_shares_are_those_of_the_whole_batch(size: int, options: dict[str, Any]) -> None:
+    """Four images: three processes have unequal shares, and of six each has all of them."""
+    whole = make_method(tasks=3, clip=0, optimizer="sgd", **options)
+    losses = TrainingStep(whole, build_optimizer(whole))(IMAGES, LABELS)
+
+    def train(group: ThreadGroup) -> tuple[Method, dict[str, Tensor]]:
+        method = make_method(tasks=3, clip=0, optimizer="sgd", **options)
+        own = choose_share(len(LABELS), group)
+        return method, SharedTrainingStep(method, build_optimizer(method), group)(IMAGES[own], LABELS[own])
+
+    for method, shared_losses in run_in_threads(size, train):
+        assert shared_losses.keys() == losses.keys()
+        for name, loss in losses.items():
+            torch.testing.assert_close(shared_losses[name], loss, rtol=1e-5, atol=1e-6)
+        for own, expected in zip(get_trainable_parameters(method), get_trainable_parameters(whole), strict=True):
+            assert own.grad is not None
+            assert expected.grad is not None
+            largest = float(expected.grad.abs().max())
+            torch.testing.assert_close(own.grad, expected.grad, rtol=0, atol=1e-6 * max(1.0, largest))
+            torch.testing.assert_close(own, expected)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("cprompt", "random prompt"), ("hide-prompt", "contrastive"), ("mos", "contrastive")])
+def test_methods_whose_images_depend_on_each_other_are_refused(name: str, reason: str) -> None:
+    method = build_method(name, tiny_vit(), {})
+    method.begin_task(2, torch.Generator())
+
+    def prepare(group: ThreadGroup) -> None:
+        with use_communicator(group), pytest.raises(InputError, match=f"'{name}' cannot be trained by 2 processes: .*{reason}"):
+            make_step(method, build_optimizer(method))
+
+    (first, _) = run_in_threads(2, lambda group: group)
+    prepare(first)

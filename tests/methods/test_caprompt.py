@@ -376,3 +376,57 @@ def test_linear_loss_is_zero_on_a_line_and_two_backwards() -> None:
     first, step = torch.randn(2, TINY.depth, 2, 2, TINY.width, generator=torch.Generator().manual_seed(2))
     assert float(linear_loss(first + 3 * step, first + step, first)) == pytest.approx(0, abs=1e-6)
     assert float(linear_loss(first - step, first + step, first)) == pytest.approx(2, abs=1e-6)
+
+
+def fit_two_tasks(**options: Any) -> CAPrompt:
+    """A method with a regression that was fitted to two tasks; nothing was trained."""
+    method = make_method((), classifier="ridge", projections=60, **options)
+    for number in range(2):
+        rng = torch.Generator().manual_seed(number)
+        method.begin_task(3, rng)
+        method.prompt.data.normal_(0, 1, generator=rng)
+        batches = [(make_images(), LABELS - 3 * (number == 0))]
+        method.prepare(batches, rng)
+        method.consolidate(batches, rng)
+    return method
+
+
+def test_blocks_before_the_last_are_read_in_the_first_pass_only() -> None:
+    method = fit_two_tasks(readout_blocks=2)
+    stem = method.vit.stem(make_images())
+    first, second = method.extract_both_passes(make_images())
+    assert first.shape == second.shape == (6, 2 * TINY.width)
+    torch.testing.assert_close(first, method.vit(stem, method.build_adaptation(method.expand_prompt(method.prompts[0], stem)), 2))
+    assert torch.equal(first[:, : TINY.width], second[:, : TINY.width])
+    assert not torch.allclose(first[:, TINY.width :], second[:, TINY.width :])
+    torch.testing.assert_close(method.predict(make_images()).logits, method.classify(second))
+    weights = method.compute_task_weights(method.classify(first))
+    torch.testing.assert_close(method.compute_logits(stem, weights), method.classify(second), msg="without the first pass at hand")
+
+
+def test_selected_blocks_are_saved_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caprompt.methods.caprompt.list_candidates", lambda depth: [1, 2])
+    monkeypatch.setattr("caprompt.methods.caprompt.select_num_blocks", lambda *arguments: 2)
+    method = fit_two_tasks()
+    assert method.num_blocks == 2
+    loaded = make_method((3, 3), classifier="ridge", projections=60)
+    loaded.load_state_dict(method.state_dict())
+    assert loaded.num_blocks == 2
+    assert torch.equal(loaded.predict(make_images()).logits, method.predict(make_images()).logits)
+
+
+def test_regression_sees_mirrored_images() -> None:
+    plain, both = fit_two_tasks(mirror=False), fit_two_tasks()
+    assert plain.ridge is not None
+    assert both.ridge is not None
+    assert int(both.ridge.ridge.count) == 2 * int(plain.ridge.ridge.count)
+    unmirrored = fit_two_tasks(flip=0.0)
+    assert unmirrored.ridge is not None
+    assert torch.equal(unmirrored.ridge.ridge.gram, plain.ridge.ridge.gram), (
+        "where training mirrors no images, neither does the regression"
+    )
+
+
+def test_more_blocks_than_the_backbone_has_are_refused() -> None:
+    with pytest.raises(OptionError, match="readout_blocks"):
+        make_method((2,), classifier="ridge", readout_blocks=TINY.depth + 1)

@@ -4,8 +4,7 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.methods.components.heads import LogitScaleOptions
-from caprompt.methods.ncm import NearestClassMean
+from caprompt.methods.ncm import NearestClassMean, NearestClassMeanOptions
 
 
 def random_images(count: int, seed: int = 0) -> Tensor:
@@ -13,7 +12,7 @@ def random_images(count: int, seed: int = 0) -> Tensor:
 
 
 def make_trained_method(*calls: tuple[Tensor, list[int]], tasks: tuple[int, ...], **options: object) -> NearestClassMean:
-    method = NearestClassMean(tiny_vit(), LogitScaleOptions(**options))  # type: ignore[arg-type]
+    method = NearestClassMean(tiny_vit(), NearestClassMeanOptions(**options))  # type: ignore[arg-type]
     for classes, (images, labels) in zip(tasks, calls, strict=True):
         if classes:
             method.begin_task(classes, torch.Generator())

@@ -123,7 +123,7 @@ def test_strength_is_at_least_the_rounding_error_of_the_sums() -> None:
 def test_selection_of_the_strength_is_an_option() -> None:
     assert isinstance(make_method().head, CurrentTaskRidge)
     assert not isinstance(make_method(ridge_selection="all-tasks").head, CurrentTaskRidge)
-    assert RanPACOptions.complete_saved({}) == {"ridge_selection": "all-tasks", "proxy_scale": 10.0}
+    assert RanPACOptions.complete_saved({}) == {"ridge_selection": "all-tasks", "proxy_scale": 10.0, "exact_sums": False}
 
 
 def test_regression_of_the_current_task_equals_that_of_all_tasks_but_for_its_strength() -> None:

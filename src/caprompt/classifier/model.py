@@ -47,6 +47,7 @@ from caprompt.methods.base import Batches, HonestScores
 from caprompt.methods.options import Options
 from caprompt.methods.removal import remove_class
 from caprompt.utils import optimizers
+from caprompt.utils.communication import deal_batches, get_communicator
 from caprompt.utils.paths import expand_user
 from caprompt.utils.random import derive_seed, make_generator
 from caprompt.utils.throttle import Throttle
@@ -88,7 +89,7 @@ class ContinualClassifier(PredictingModel):
         if renamed:
             current = {"checkpoint_dir": checkpoint_dir, "callbacks": callbacks, **_rename_arguments(renamed)}
             checkpoint_dir, callbacks = current["checkpoint_dir"], current["callbacks"]
-        self._require_learning_state()
+        self.require_learning_state()
         if checkpoint_dir is None and resume:
             raise InputError("a stopped call is resumed from its checkpoints; give checkpoint_dir as well")
         directory = None if checkpoint_dir is None else expand_user(checkpoint_dir)
@@ -100,6 +101,9 @@ class ContinualClassifier(PredictingModel):
             callback = compose(*([callbacks] if callable(callbacks) else callbacks), bar)
             if directory is None:
                 return self._learn_source(samples, None, False, skip_bad, again, 0, callback)
+            get_communicator().wait()  # until all processes have loaded the model
+            if get_communicator().rank:  # the first process alone writes
+                return self._learn_source(samples, directory, resume, skip_bad, again, keep_versions, callback)
             with checkpoint.lock_folder(directory):
                 self._check_directory(directory)
                 if not resume:
@@ -119,7 +123,9 @@ class ContinualClassifier(PredictingModel):
         callback: Callback,
     ) -> Samples:
         pipeline = InputPipeline(self.backbone, self.device)
-        samples = validate_images(samples, pipeline.cache, skip_bad, lambda done, total: callback(ImagesChecked(done, total)))
+        samples = validate_images(
+            samples, pipeline.cache, skip_bad, lambda done, total: callback(ImagesChecked(done, total)), get_communicator()
+        )
         if not again:
             samples = self._leave_out_learned(samples)
         with self._restore_on_failure():
@@ -127,7 +133,7 @@ class ContinualClassifier(PredictingModel):
             self._learn(samples, pipeline, directory, resume, callback)
             self.num_calls += 1
             self.table.record_lesson(samples, self.describe_lesson(time.perf_counter() - start_time))
-            if directory is not None:
+            if directory is not None and get_communicator().rank == 0:
                 self.save_locked(directory, keep_versions)
         return samples
 
@@ -158,7 +164,9 @@ class ContinualClassifier(PredictingModel):
     def _learn(self, samples: Samples, pipeline: InputPipeline, directory: Path | None, resume: bool, callback: Callback) -> None:
         start_time = time.perf_counter()
         self._predictors.clear()  # they were captured from the model as it was
-        digest = samples.digest() if directory is not None else ""
+        digest = samples.digest() if directory is not None or get_communicator().size > 1 else ""
+        if len(set(get_communicator().gather(digest))) > 1:
+            raise InputError("the processes of this call do not read the same images; give all of them the same folder")
         stopped = self._restore_stopped_call(directory, digest) if resume else None
         known_names = set(self.classes)
         new = tuple(name for name in samples.classes if name not in known_names)
@@ -183,7 +191,7 @@ class ContinualClassifier(PredictingModel):
 
             def save(ended: EpochEnded, optimizer: torch.optim.Optimizer) -> None:
                 self.history.append({"call": self.num_calls, **ended.as_record()})
-                if directory is not None:
+                if directory is not None and get_communicator().rank == 0:
                     progress = {"epochs_done": ended.epoch + 1, "digest": digest, "new_classes": new}
                     throttle(lambda: self._write(directory / IN_PROGRESS, progress, optimizers.get_optimizer_state(optimizer)))
 
@@ -191,10 +199,19 @@ class ContinualClassifier(PredictingModel):
             seed = derive_seed(self.seed, "call", self.num_calls)
             epoch_batches = pipeline.train_batches(trained, self._outputs(trained), self.method.options, seed, effort.batch_size)
             trainer.fit(
-                self.method, epoch_batches, start=first_epoch, optimizer_tensors=optimizer_tensors, callback=callback, save=save
+                self.method,
+                epoch_batches,
+                start=first_epoch,
+                optimizer_tensors=optimizer_tensors,
+                callback=callback,
+                save=save,
+                num_images=len(trained),
             )
         callback(Consolidating())
         self.method.consolidate(self._eval_batches(samples, pipeline), self._make_generator("consolidate"))
+        if get_communicator().size > 1 and not self.method.divides_passes:
+            for tensor in self.method.state().values():
+                get_communicator().copy_from_first(tensor)  # processes on unlike machines may have come to unlike results
         self._calibrate_by(self.method.honest_scores)
         callback(LearnEnded(len(self.classes), time.perf_counter() - start_time))
 
@@ -208,14 +225,20 @@ class ContinualClassifier(PredictingModel):
         self.method.honest_scores = None
 
     def _add_evidence(self, evidence: Evidence) -> None:
-        self.calibration, self._evidence = fit_calibration([*self._evidence, evidence])
+        self.calibration, self.evidence = fit_calibration([*self.evidence, evidence])
 
     def _eval_batches(self, samples: Samples, pipeline: InputPipeline) -> Batches:
-        """Return repeatable batches of every image once, without augmentation; the released protocol needs one class per batch."""
+        """Return repeatable batches of every image once, without augmentation; the released protocol needs one class per batch.
+
+        Of several processes, each gets its share of the batches if the method divides its passes.
+        """
         size, targets, options = choose_batch_size(len(samples), None, self.device), self._outputs(samples), self.method.options
+        groups = self._group(options, targets, size)
+        if self.method.divides_passes:
+            groups = deal_batches(groups, get_communicator())
 
         def start() -> Batches:
-            for positions, own_size in self._group(options, targets, size):
+            for positions, own_size in groups:
                 part = samples.select(positions)
                 yield from pipeline.eval_batches(part, self._outputs(part), options, own_size)
 
@@ -262,7 +285,7 @@ class ContinualClassifier(PredictingModel):
         `InputError` says why not; with `approximate`, its outputs, statistics and records are removed, and what was trained on
         its images together with others stays.
         """
-        self._require_learning_state()
+        self.require_learning_state()
         outputs = self.table.find_outputs(name)
         if len(outputs) == len(self.table.name_of_output):
             raise InputError(f"'{name}' is the only class of this model; delete the model instead")

@@ -25,6 +25,7 @@ from caprompt.engine.inference import choose_batch_size, predict_samples
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError, OptionError
 from caprompt.methods.base import MethodOutput
+from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.outputs import (
     Evaluation,
     Prediction,
@@ -34,6 +35,7 @@ from caprompt.outputs import (
     make_unknown_score,
     map_to_tasks,
 )
+from caprompt.utils.communication import ALONE, Communicator, deal_batches
 
 __all__ = ["FALSE_ALARMS", "LabeledOutput", "PredictingModel"]
 
@@ -165,20 +167,45 @@ class PredictingModel(ModelState):
         batch_size: int | None = None,
         skip_bad: bool = False,
         give_task: bool = False,
+        communicator: Communicator = ALONE,
         **options: Any,
     ) -> LabeledOutput:
-        """Return the raw output for labeled images: logits of every class, task weights and forward passes of each image."""
+        """Return the raw output for labeled images: logits of every class, task weights and forward passes of each image.
+
+        Of several processes, each predicts its share of the batches, and all of them return the whole output.
+        """
         pipeline = InputPipeline(self.backbone, self.device)
-        samples, targets = self.read_labeled(source, pipeline, skip_bad)
+        samples, targets = self.read_labeled(source, pipeline, skip_bad, communicator)
         size = choose_batch_size(len(samples), batch_size, self.device)
         with self.override_options(options):
             start_time = time.perf_counter()
             tasks = self.method.task_of_class[self._outputs(samples)].tolist()
-            output = self._predict_samples(pipeline, samples, size, tasks=tasks, give_task=give_task)
+            has_share = len(samples) > size * (communicator.size - 1)  # so that every process gets a batch at least
+            if communicator.size > 1 and has_share and not protocols.is_released(self.method.options):
+                output = self._predict_share(pipeline, samples, size, tasks, give_task, communicator)
+            else:
+                output = self._predict_samples(pipeline, samples, size, tasks=tasks, give_task=give_task)
             seconds = time.perf_counter() - start_time
         return LabeledOutput(
             samples, torch.tensor(targets), output, protocols.describe_protocol(self.method.options, give_task), seconds
         )
+
+    def _predict_share(
+        self,
+        pipeline: InputPipeline,
+        samples: Samples,
+        size: int,
+        tasks: Sequence[int],
+        give_task: bool,
+        communicator: Communicator,
+    ) -> MethodOutput:
+        """Predict this process's share of the batches, and return the output of all processes in the order of the samples."""
+        ((positions, _),) = deal_batches([(list(range(len(samples))), size)], communicator)
+        own_tasks = [tasks[position] for position in positions]
+        output = self._predict_samples(pipeline, samples.select(positions), size, tasks=own_tasks, give_task=give_task)
+        sizes = [len(positions[start : start + size]) for start in range(0, len(positions), size)]
+        shared, chosen = SharedRows(sizes, communicator), torch.arange(len(samples))
+        return MethodOutput(*shared.gather([output.logits, output.task_weights, output.passes], chosen))
 
     def _predict_samples(self, pipeline: InputPipeline, samples: Samples, size: int, **tasks: Any) -> MethodOutput:
         """Run the method over samples and return its output, with a calibrated logit per class name."""
@@ -202,7 +229,7 @@ class PredictingModel(ModelState):
         if len(labeled.targets) < MIN_IMAGES or len(self.classes) < 2:
             raise InputError(f"a calibration needs two classes and {MIN_IMAGES} images at least, not {len(labeled.targets)}")
         evidence = make_evidence(labeled.output.logits, labeled.targets)
-        self.calibration, self._evidence = fit_calibration([evidence])
+        self.calibration, self.evidence = fit_calibration([evidence])
         self.table.lessons.append({"kind": "calibrate", **self.describe_lesson(), "images": len(labeled.targets)})
         return self.calibration
 
@@ -217,10 +244,12 @@ class PredictingModel(ModelState):
             labeled.output, labeled.targets, self.classes, tasks or self.tasks, samples.skipped, labeled.protocol, samples.images
         )
 
-    def read_labeled(self, source: Source, pipeline: InputPipeline, skip_bad: bool) -> tuple[Samples, list[int]]:
+    def read_labeled(
+        self, source: Source, pipeline: InputPipeline, skip_bad: bool, communicator: Communicator = ALONE
+    ) -> tuple[Samples, list[int]]:
         """Return images to test with and the index of each one's class; every class must have been learned."""
         self._require_classes()
-        samples = validate_images(read_source(source), pipeline.cache, skip_bad)
+        samples = validate_images(read_source(source), pipeline.cache, skip_bad, communicator=communicator)
         for name in samples.classes:
             if name not in self.classes:
                 raise make_unlearned_error(name, self.classes)

@@ -65,7 +65,7 @@ class ModelState:
         self.device = resolve_device(device)
         self.table = ClassTable()
         self.calibration = Calibration()
-        self._evidence: list[Evidence] = []  # for later calibrations
+        self.evidence: list[Evidence] = []  # for later calibrations
         self.history: list[dict[str, Any]] = []
         self.num_calls = 0
         self._identity: str | None = None  # of the version on disk that this model was loaded from or last saved as
@@ -166,13 +166,13 @@ class ModelState:
     @contextmanager
     def _restore_on_failure(self) -> Iterator[None]:
         before = {name: tensor.clone() for name, tensor in self.method.state().items()}
-        task_sizes, table, evidence = list(self.method.task_sizes), self.table.copy(), list(self._evidence)
+        task_sizes, table, evidence = list(self.method.task_sizes), self.table.copy(), list(self.evidence)
         history, num_calls, calibration = list(self.history), self.num_calls, self.calibration
         try:
             yield
         except BaseException:
             self.table, self.history, self.num_calls = table, history, num_calls
-            self.calibration, self._evidence = calibration, evidence
+            self.calibration, self.evidence = calibration, evidence
             self._rebuild_method(task_sizes, before)
             raise
 
@@ -182,7 +182,8 @@ class ModelState:
         if not self.classes:
             raise InputError("this model has not learned any class yet; call learn first")
 
-    def _require_learning_state(self) -> None:
+    def require_learning_state(self) -> None:
+        """Raise `InputError` for a model that was published without what learning needs."""
         if self.method.removed_state:
             raise InputError(
                 "this model was published without the sums and class means that learning needs, so it can only predict; "
@@ -231,7 +232,7 @@ class ModelState:
             **{f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()},
         }
         classes = self.table.as_entries(self.method.task_of_class.tolist())
-        records = {**self.table.as_tensors(), **dump_evidence(self._evidence)}
+        records = {**self.table.as_tensors(), **dump_evidence(self.evidence)}
         return checkpoint.Saved(config, classes, tensors, self.history, records)
 
     def _config(self) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class ModelState:
     def _restore(self, saved: checkpoint.Saved) -> None:
         self.table = ClassTable.from_saved(saved.classes, saved.config.get("lessons", ()), saved.records)
         self.calibration = Calibration.from_dict(saved.config.get("calibration", {}))
-        self._evidence = load_evidence(saved.records)
+        self.evidence = load_evidence(saved.records)
         self.history = [dict(record) for record in saved.metrics]
         self.num_calls = saved.config["calls"]
         self.method.removed_state = frozenset(saved.config.get("removed", ()))

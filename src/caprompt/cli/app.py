@@ -22,6 +22,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from caprompt import __version__
 from caprompt.cli import commands
 from caprompt.cli.console import print_error, print_warnings
+from caprompt.cli.processes import is_first_process
 from caprompt.errors import CapromptError, CapromptWarning, InputError, StoppedError, did_you_mean
 
 __all__ = ["app", "main"]
@@ -68,10 +69,10 @@ def _run_command(arguments: Sequence[str]) -> int:
     try:
         with _print_own_warnings():
             app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    except UnknownCommandError:
-        return _fail(_describe_unknown_command(arguments), InputError.exit_code)
     except CycloptsError as error:
-        return _fail(" ".join(str(error).split()), InputError.exit_code)
+        is_unknown = isinstance(error, UnknownCommandError)
+        message = _describe_unknown_command(arguments) if is_unknown else " ".join(str(error).split())
+        return _fail(message, InputError.exit_code) if is_first_process() else InputError.exit_code
     except CapromptError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:  # as in `caprompt predict ... | head`

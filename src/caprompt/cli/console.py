@@ -57,7 +57,7 @@ out = SafeConsole()
 err = SafeConsole(stderr=True)
 
 # Arguments that library messages refer to; each has a flag of the same name. File names are quoted, hence the lookbehind.
-NAMES = "again|approximate|backbone|cycles|give_task|out|protocol|resume|runtime|scale|skip_bad|unknown|weights|with_sums"
+NAMES = "again|approximate|backbone|base|cycles|give_task|out|protocol|resume|runtime|scale|skip_bad|unknown|weights|with_sums"
 ARGUMENT = re.compile(rf"(?<![\w'/.-])({NAMES})=(True|\.\.\.|'\w+')(?!\w)")
 
 

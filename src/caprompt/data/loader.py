@@ -24,6 +24,7 @@ from caprompt.data.images import Pixels
 from caprompt.data.prefetch import prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import Transform, View, render
+from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import to_device
 
 __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
@@ -45,22 +46,24 @@ def iter_batches(
     seed: Sequence[int] | None,
     shuffle: bool,
     workers: int = 2,
+    communicator: Communicator = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield images (B, 3, S, S) as float32 and targets (B,) as int64, each image once.
 
     The last batch may be smaller. Images are transformed by Pillow on the CPU. The number of
-    `workers` does not change any bit of the result.
+    `workers` does not change any bit of the result. Of several processes each gets its share of
+    every batch; an image's view does not depend on their number.
     """
-    order = _make_order(samples, targets, seed, shuffle)
+    batches = _split_shares(_make_order(samples, targets, seed, shuffle), batch_size, communicator)
 
     def prepare(index: int) -> NDArray[np.float32]:
         pixels = cache.get(samples.images[index])
         return render(pixels, _make_view(transform, pixels.shape, seed, index), transform)
 
     ahead = _limit_ahead(PREFETCHED_BATCHES * batch_size, 4 * 3 * transform.size**2, workers)
-    with closing(prefetch_map(prepare, order.tolist(), workers, ahead)) as images:
-        for indices in _split_batches(order, batch_size):
-            yield torch.from_numpy(np.stack(list(islice(images, batch_size)))), _select_targets(targets, indices)
+    with closing(prefetch_map(prepare, chain.from_iterable(each.tolist() for each in batches), workers, ahead)) as images:
+        for indices in batches:
+            yield torch.from_numpy(np.stack(list(islice(images, len(indices))))), _select_targets(targets, indices)
 
 
 def iter_streamed_batches(
@@ -95,25 +98,34 @@ def iter_streamed_batches(
 
 
 def iter_cached_batches(
-    cache: GPUImageCache, targets: Sequence[int], transform: Transform, batch_size: int, *, seed: Sequence[int]
+    cache: GPUImageCache,
+    targets: Sequence[int],
+    transform: Transform,
+    batch_size: int,
+    *,
+    seed: Sequence[int],
+    communicator: Communicator = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the same, shuffled by `seed` and transformed on the cache's device.
 
     A thread computes the views ahead.
     """
-    order = _make_order(cache, targets, seed, shuffle=True)
+    batches = _split_shares(_make_order(cache, targets, seed, shuffle=True), batch_size, communicator)
 
     def prepare(indices: NDArray[np.int64]) -> list[View]:
         return [_make_view(transform, cache.shape(int(index)), seed, int(index)) for index in indices]
 
     # Rendering takes about fifty small kernels however many images there are, so several batches share them.
-    chunks = list(_split_batches(order, batch_size * max(1, RENDER_CHUNK // batch_size)))
+    together = max(1, RENDER_CHUNK // len(batches[0])) if batches else 1
+    parts = [batches[start : start + together] for start in range(0, len(batches), together)]
+    chunks = [np.concatenate(part) for part in parts]
     with closing(prefetch_map(prepare, chunks, workers=1, ahead=1)) as prepared:
-        for indices, views in zip(chunks, prepared, strict=True):
+        for part, indices, views in zip(parts, chunks, prepared, strict=True):
             groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
             images = torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
             labels = to_device(_select_targets(targets, indices), cache.device)
-            yield from zip(images.split(batch_size), labels.split(batch_size), strict=True)
+            sizes = [len(batch) for batch in part]
+            yield from zip(images.split(sizes), labels.split(sizes), strict=True)
 
 
 def _make_order(images: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:
@@ -140,6 +152,11 @@ def _limit_ahead(wanted: int, item_bytes: int, workers: int) -> int:
 def _split_batches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
+
+
+def _split_shares(order: NDArray[np.int64], batch_size: int, communicator: Communicator) -> list[NDArray[np.int64]]:
+    """Return the share of every batch that this process gets."""
+    return [batch[choose_share(len(batch), communicator)] for batch in _split_batches(order, batch_size)]
 
 
 def _make_view(transform: Transform, shape: Sequence[int], seed: Sequence[int] | None, index: int) -> View:

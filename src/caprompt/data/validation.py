@@ -19,6 +19,7 @@ from caprompt.data.images import SKIP_HINT, ImageInput, hash_image
 from caprompt.data.prefetch import prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
+from caprompt.utils.communication import ALONE, Communicator
 
 __all__ = ["check_label_conflicts", "map_in_threads", "validate_images"]
 
@@ -33,12 +34,13 @@ def validate_images(
     cache: ImageCache,
     skip_bad: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
+    communicator: Communicator = ALONE,
 ) -> Samples:
     """Return the samples whose images can be decoded.
 
     `cache` stores the decoded images, as far as its budget allows. An unreadable image raises
     `DataError`, or with `skip_bad` is skipped and reported in `skipped`. `on_progress(done, total)`
-    is called after each image.
+    is called after each image. Of several processes, each decodes its share and tells the others.
     """
 
     def find_problem(index: int) -> str | None:
@@ -51,7 +53,7 @@ def validate_images(
         return None
 
     readable, skipped = [], []
-    with closing(map_in_threads(find_problem, len(samples))) as problems:
+    with closing(_share_problems(find_problem, len(samples), communicator)) as problems:
         for index, problem in enumerate(problems):
             if problem is None:
                 readable.append(index)
@@ -69,6 +71,20 @@ def validate_images(
     if not samples.published:  # e.g. CIFAR-100 has some images under two labels, and is compared unchanged
         check_label_conflicts(valid)
     return replace(valid, skipped=samples.skipped + tuple(skipped))
+
+
+def _share_problems(
+    find_problem: Callable[[int], str | None], count: int, communicator: Communicator
+) -> Generator[str | None, None, None]:
+    """Yield the problem of each image, or None; with several processes, after each of them has looked at its share."""
+    if communicator.size == 1:
+        yield from map_in_threads(find_problem, count)
+        return
+    own = range(communicator.rank, count, communicator.size)
+    shares = communicator.gather(list(map_in_threads(lambda position: find_problem(own[position]), len(own))))
+    if sum(map(len, shares)) != count:
+        raise DataError("the processes of this call do not read the same images; give all of them the same folder")
+    yield from (shares[index % communicator.size][index // communicator.size] for index in range(count))
 
 
 def map_in_threads(function: Callable[[int], R], count: int) -> Generator[R, None, None]:

@@ -16,6 +16,7 @@ from caprompt.data.samples import Samples
 from caprompt.data.transforms import Color, EvalTransform, TrainTransform
 from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
+from caprompt.utils.communication import get_communicator
 from caprompt.utils.random import derive_seed
 
 __all__ = ["DECODE_FACTOR", "InputPipeline", "RepeatableBatches"]
@@ -67,7 +68,11 @@ class InputPipeline:
     def train_batches(
         self, samples: Samples, targets: Sequence[int], options: Options, seed: int, batch_size: int
     ) -> Callable[[int], Batches]:
-        """Return a function from an epoch's number to its shuffled, augmented batches; the same number gives the same batches."""
+        """Return a function from an epoch's number to its shuffled, augmented batches; the same number gives the same batches.
+
+        Of several processes that learn together, each gets its share of every batch.
+        """
+        communicator = get_communicator()
         transform = TrainTransform(
             self.backbone.config.image_size,
             *self.mean_and_std(options),
@@ -81,7 +86,9 @@ class InputPipeline:
         def epoch_batches(epoch: int) -> Batches:
             epoch_seed = [derive_seed(seed, "epoch", epoch)]
             if image_cache is not None:
-                return iter_cached_batches(image_cache, targets, transform, batch_size, seed=epoch_seed)
-            return iter_batches(samples, targets, transform, self.cache, batch_size, seed=epoch_seed, shuffle=True)
+                return iter_cached_batches(image_cache, targets, transform, batch_size, seed=epoch_seed, communicator=communicator)
+            return iter_batches(
+                samples, targets, transform, self.cache, batch_size, seed=epoch_seed, shuffle=True, communicator=communicator
+            )
 
         return epoch_batches

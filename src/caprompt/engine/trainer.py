@@ -14,13 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from caprompt.callbacks.events import Callback, EpochEnded, StepEnded, ignore_event
-from caprompt.errors import CapromptError
+from caprompt.errors import CapromptError, InputError
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
+from caprompt.utils.communication import ALONE, Communicator, get_communicator
 from caprompt.utils.cuda_graphs import capture
 from caprompt.utils.optimizers import load_optimizer_state, make_optimizer, set_learning_rates
 
-__all__ = ["TrainingStep", "build_optimizer", "compute_learning_rate_factor", "fit", "get_trainable_parameters", "make_step"]
+__all__ = [
+    "SharedTrainingStep",
+    "TrainingStep",
+    "build_optimizer",
+    "compute_learning_rate_factor",
+    "fit",
+    "get_trainable_parameters",
+    "make_step",
+]
 
 
 class TrainingStep:
@@ -42,8 +51,58 @@ class TrainingStep:
         return {name: loss.detach() for name, loss in losses.items()}
 
 
+class SharedTrainingStep(TrainingStep):
+    """The same step by several processes: each computes the gradients of its share of a batch, and all apply their mean.
+
+    Weighted by the number of images, that mean is the gradient of the whole batch. Gradients, losses and that number travel as
+    one vector. What comes before and after the exchange is captured separately.
+    """
+
+    def __init__(self, method: Method, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
+        super().__init__(method, optimizer)
+        self.communicator = communicator
+        captures = method.can_capture_step
+        self.compute = capture(self.compute_share, method.device) if captures else self.compute_share
+        self.update = capture(self.apply_gradients, method.device) if captures else self.apply_gradients
+        self.trained: list[nn.Parameter] = []  # that the losses depend on
+
+    def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Train on this process's share of a batch; return the terms of the loss of the whole batch."""
+        names, share = self.compute(images, labels)
+        total = share * len(images)
+        self.communicator.add_up(total)
+        mean = total / total[-1]
+        self.update(mean)
+        return dict(zip(names, mean[-1 - len(names) : -1], strict=True))
+
+    def compute_share(self, images: Tensor, labels: Tensor) -> tuple[list[str], Tensor]:
+        """Return the names of the losses, and a vector of all gradients, the losses, and 1."""
+        losses = self.method.loss(images, labels)
+        self.optimizer.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+        self.trained = [parameter for parameter in self.parameters if parameter.grad is not None]
+        gradients = [parameter.grad.flatten() for parameter in self.trained if parameter.grad is not None]
+        values = torch.stack([loss.detach() for loss in losses.values()])
+        return list(losses), torch.cat([*gradients, values.to(gradients[0]), gradients[0].new_ones(1)])
+
+    def apply_gradients(self, vector: Tensor) -> None:
+        """Update the parameters by the gradients of the whole batch."""
+        sizes = [parameter.numel() for parameter in self.trained]
+        for parameter, gradient in zip(self.trained, vector[: sum(sizes)].split(sizes), strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        if self.method.options.clip:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.method.options.clip)
+        self.optimizer.step()
+
+
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """Return the training step, captured as a CUDA graph where device and method allow it."""
+    communicator = get_communicator()
+    if communicator is not ALONE:
+        reason = method.explain_indivisible()
+        if reason is not None and communicator.size > 1:
+            raise InputError(f"'{method.name}' cannot be trained by {communicator.size} processes: {reason}; use one")
+        return SharedTrainingStep(method, optimizer, communicator)
     step = TrainingStep(method, optimizer)
     return capture(step, method.device) if method.can_capture_step else step
 
@@ -56,8 +115,12 @@ def fit(
     optimizer_tensors: Mapping[str, Tensor] | None = None,
     callback: Callback = ignore_event,
     save: Callable[[EpochEnded, torch.optim.Optimizer], None] = lambda epoch, optimizer: None,
+    num_images: int | None = None,
 ) -> None:
-    """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs."""
+    """Train a method on one task; `start` and `optimizer_tensors` continue after that many finished epochs.
+
+    With several processes, `num_images` is the number of images of an epoch, of which the batches are this process's share.
+    """
     options, epochs, device = method.options, method.epochs, method.device
     if not epochs:
         return  # nothing is trained in this task, so there may be nothing to optimize
@@ -66,21 +129,24 @@ def fit(
         load_optimizer_state(optimizer, optimizer_tensors)
     step = make_step(method, optimizer)
     for epoch in range(start, epochs):
-        start_time, num_images = time.perf_counter(), 0
+        start_time, done = time.perf_counter(), 0
         sums: dict[str, Tensor] = {}
         set_learning_rates(optimizer, compute_learning_rate_factor(options, epoch, epochs))
         for images, labels in batches(epoch):
             losses = step(images.to(device), labels.to(device))
-            num_images += images.shape[0]
-            sums = {name: sums.get(name, 0) + loss * images.shape[0] for name, loss in losses.items()}
-            callback(StepEnded(epoch, images.shape[0], losses))
-        means = {name: float(total) / num_images for name, total in sums.items()}
+            count = images.shape[0] if num_images is None else min(method.effort.batch_size, num_images - done)
+            done += count
+            sums = {name: sums.get(name, 0) + loss * count for name, loss in losses.items()}
+            callback(StepEnded(epoch, count, losses))
+        means = {name: float(total) / done for name, total in sums.items()}
         seconds = time.perf_counter() - start_time
         if not all(math.isfinite(mean) for mean in means.values()):
             raise CapromptError(f"the loss is no longer finite after epoch {epoch + 1}; lower learning_rate")
-        ended = EpochEnded(epoch, epochs, means, num_images, seconds)
+        ended = EpochEnded(epoch, epochs, means, done, seconds)
         save(ended, optimizer)
         callback(ended)
+    for parameter in get_trainable_parameters(method):
+        get_communicator().copy_from_first(parameter.data)  # processes on unlike machines may have drifted apart
     optimizer.zero_grad()  # parameters that the task froze should not carry their last gradient along
 
 

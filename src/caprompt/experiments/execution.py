@@ -14,7 +14,7 @@ and can be stopped at any moment and resumed to the same end. Test images are us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from caprompt.experiments.run_folder import (
 )
 from caprompt.outputs import Evaluation
 from caprompt.utils import files
+from caprompt.utils.communication import get_communicator
 
 __all__ = ["load_splits", "load_test_images", "plan_experiment", "run_experiment", "split_data"]
 
@@ -57,18 +58,16 @@ def run_experiment(
 ) -> RunResult:
     """Run an experiment in its folder, or resume it there. Everything is checked before anything is written."""
     model, tasks, train, test = _prepare(config, skip_bad, device)
-    plan = _make_plan(config, model, tasks, train, test)
-    if resume and (folder / "run.json").is_file():
-        check_same_plan(folder, plan)
-    elif folder.exists() and not is_empty_folder(folder):
-        raise InputError(f"'{folder}' is not empty; choose another folder, or resume the run there with resume=True")
-    else:
-        files.write_json(folder / "run.json", plan)
+    communicator = get_communicator()
+    if communicator.rank == 0:
+        _begin_folder(folder, _make_plan(config, model, tasks, train, test), resume)
+    communicator.wait()
 
     artifacts.reset_peak_memory(model.device)
     results = RunResult.load(folder)
-    log = MetricsLog(folder / LOG, read_finished_epochs(folder / "model"), results.matrix)
-    callback = compose(log, callbacks) if callable(callbacks) else compose(log, *callbacks)
+    callback = compose(callbacks) if callable(callbacks) else compose(*callbacks)
+    if communicator.rank == 0:  # of several processes, the first alone writes
+        callback = compose(MetricsLog(folder / LOG, read_finished_epochs(folder / "model"), results.matrix), callback)
     calls = [[name for names in tasks for name in names]] if config.joint else tasks  # the classes of each call of `learn`
     if checkpoint.exists(folder / "model"):
         model = ContinualClassifier.load(folder / "model", device=device)
@@ -83,20 +82,31 @@ def run_experiment(
                 keep_versions=0,
                 callbacks=callback,
             )
-        output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task)
+        output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task, communicator=communicator)
         row = _make_row(model, model.score_outputs(output, tasks if config.joint else None))
         results = replace(results, rows=[*results.rows, row])
-        if results.finished:
-            artifacts.save_artifacts(folder, model, output, config.give_task)
-        results.save()
+        if communicator.rank == 0:
+            if results.finished:
+                artifacts.save_artifacts(folder, model, output, config.give_task)
+            results.save()
         callback(TaskEvaluated(results.matrix))
-    if not config.joint:
+    if not config.joint and communicator.rank == 0:
         from caprompt.experiments.plots import plot_accuracy_curve
 
         is_honest = protocols.parse_kind(results.protocol) == "honest"
         title = "" if is_honest else protocols.format_percent_title("accuracy after each task", results.protocol)
         plot_accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
     return results
+
+
+def _begin_folder(folder: Path, plan: Mapping[str, Any], resume: bool) -> None:
+    """Write the plan of a run to its folder; if it is resumed, check that it is the same."""
+    if resume and (folder / "run.json").is_file():
+        check_same_plan(folder, plan)
+    elif folder.exists() and not is_empty_folder(folder):
+        raise InputError(f"'{folder}' is not empty; choose another folder, or resume the run there with resume=True")
+    else:
+        files.write_json(folder / "run.json", plan)
 
 
 def plan_experiment(config: RunConfig, *, skip_bad: bool = False, device: str = "auto") -> dict[str, Any]:
@@ -120,8 +130,11 @@ def load_splits(data: Dataset, config: RunConfig, skip_bad: bool) -> tuple[Sampl
     untested = [name for name in train.classes if name not in test.classes]
     if untested:
         raise DataError(f"class '{untested[0]}' has too few images for a validation split; every class needs two or more")
-    cache = ImageCache(budget_bytes=0)
-    return validate_images(train, cache, skip_bad), validate_images(test, cache, skip_bad)
+    cache, communicator = ImageCache(budget_bytes=0), get_communicator()
+    return (
+        validate_images(train, cache, skip_bad, communicator=communicator),
+        validate_images(test, cache, skip_bad, communicator=communicator),
+    )
 
 
 def split_data(data: Dataset, config: RunConfig) -> tuple[Samples, Samples]:

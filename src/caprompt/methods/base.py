@@ -28,6 +28,7 @@ from caprompt.backbones.vit import ViT
 from caprompt.methods.components.effort import choose_effort
 from caprompt.methods.components.heads import Head, LinearHead
 from caprompt.methods.options import Options
+from caprompt.protocols import is_released
 
 __all__ = ["Batches", "HonestScores", "Method", "MethodOutput"]
 
@@ -67,6 +68,9 @@ class Method(nn.Module, ABC):
     check_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"epochs": 2, "batch_size": 4})
     #: Option settings that `caprompt.testing` tries besides the defaults.
     check_variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+
+    #: Options that a merged model gets, where others would depend on how images were divided among the models.
+    merged_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     options: Options
     head: Head
@@ -207,6 +211,40 @@ class Method(nn.Module, ABC):
 
     def refit(self) -> None:
         """Compute what follows from the learned state in closed form, after a class was removed."""
+        return
+
+    # -- several processes, several models ---------------------------------------------------------
+
+    @property
+    def divides_passes(self) -> bool:
+        """Whether `prepare` and `consolidate` take a share of the batches where several processes learn together.
+
+        They then exchange what they compute (`utils.communication`); if not, every process computes everything.
+        """
+        return False
+
+    def explain_indivisible(self) -> str | None:
+        """Return why a batch cannot be divided among processes; None if its loss is the mean of the losses of its images."""
+        return "with protocol=released, an image gets prompts of its neighbors in the batch" if is_released(self.options) else None
+
+    @property
+    def common_state(self) -> Mapping[str, str]:
+        """Names of state, or prefixes of names, that models must have in common to be merged; each with what to say if not."""
+        return {}
+
+    def explain_unmergeable(self) -> str | None:
+        """Return why this model cannot be merged with others; None if all that it does not share with them are sums."""
+        return f"the method '{self.name}' trains parameters on every task, and those of two models cannot be added up"
+
+    def merge(self, other: Method, classes: Tensor, num_images: int, sign: int = 1) -> None:
+        """Add what another model of this kind has learned, or take it out again (`sign=-1`); `finish_merge` follows.
+
+        Its class i is class `classes[i]` here, and it has learned `num_images` images.
+        """
+        raise NotImplementedError
+
+    def finish_merge(self) -> None:
+        """Compute what follows from the learned state in closed form, after models were merged."""
         return
 
     def state(self) -> dict[str, Tensor]:

@@ -20,14 +20,15 @@ is done here. Above all, prefixes are built per image, so a prediction never dep
 images of its batch; the exception, for comparison with published tables, is `protocol="released"`
 (`components/batch_leak.py`).
 
-Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys and n of values, D width.
+Shapes: B images, T tasks, C classes, L prompted layers, n rows of keys and n of values, D width, K blocks
+whose class tokens are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -35,20 +36,26 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
+from caprompt.errors import OptionError
 from caprompt.methods.base import Batches, HonestScores, Method, MethodOutput
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
 from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
+from caprompt.methods.components.exact_sums import OTHER_PROJECTION, OTHER_TRAINING
 from caprompt.methods.components.heads import CosineHead, LinearHead
 from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, PrefixOptions, draw_prompt, resolve_layers
+from caprompt.methods.components.readout import list_candidates, select_num_blocks
 from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
+from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.registry import register
+from caprompt.utils.communication import get_communicator
 
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 
+LabeledFeatures: TypeAlias = list[tuple[Tensor, Tensor]]  # batches of features (n, K D) and classes (n,)
 
 #: What goes with the paper's classifier, where nothing else is said.
 PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -61,6 +68,8 @@ PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "alpha": 5.0,
         "beta": 0.2,
         "modulation": 0.0,
+        "readout_blocks": 1,
+        "mirror": False,
     }
 )
 
@@ -90,7 +99,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     alpha: float = Field(0.0, ge=0, description="training_prompt='mixture': weight of the concave constraint; 0 disables it")
     beta: float = Field(0.0, ge=0, description="training_prompt='mixture': weight of the linear constraint; 0 disables it")
     modulation: float = Field(
-        0.3,
+        0.1,
         ge=0,
         description="factor on the scales and shifts that a prompt has for attention and MLP of each block; 0 disables them",
     )
@@ -120,6 +129,17 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     ridge_strength: Annotated[float, Field(gt=0)] | Literal["held-out"] = Field(
         0.1, description="classifier='ridge': its lambda, relative to the inputs' mean square, or selected by held-out error"
     )
+    readout_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="classifier='ridge': number of last blocks whose class tokens it reads; 'auto' selects it by the first task's "
+        "images, each left out in turn",
+    )
+    mirror: bool = Field(True, description="classifier='ridge': fit it to mirrored images as well, unless flip is 0")
+    exact_sums: bool = Field(
+        False,
+        description="classifier='ridge': add up features in float64, so that their sums do not depend on their order or on the "
+        "number of processes; the model takes twice the space",
+    )
     keep_features: bool = Field(
         False,
         description="classifier='ridge': keep the features of every image, so that those of a class can be taken out again; "
@@ -137,7 +157,14 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
 
     retired: ClassVar[Mapping[str, Any]] = MappingProxyType({"patches": False})
     before_added: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"training_prompt": "mixture", "training_head": "linear", "modulation": 0.0, "ridge_strength": "held-out"}
+        {
+            "training_prompt": "mixture",
+            "training_head": "linear",
+            "modulation": 0.0,
+            "ridge_strength": "held-out",
+            "readout_blocks": 1,
+            "mirror": False,
+        }
     )
 
     @model_validator(mode="before")
@@ -174,6 +201,15 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
 def mix_prompts(weights: Tensor, prompts: Tensor) -> Tensor:
     """Mix prompts for each image, Eq. 2: (B, T) and (T, L, 2, n, D) -> (L, 2, B, n, D)."""
     return torch.einsum("bt,tlknd->lkbnd", weights, prompts)
+
+
+def replace_last_block(first: Tensor, last: Tensor) -> Tensor:
+    """Return the first pass's class tokens of K blocks with that of the last block replaced: (B, K D), (B, D) -> (B, K D).
+
+    >>> replace_last_block(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[5.0, 6.0]]))
+    tensor([[1., 2., 5., 6.]])
+    """
+    return torch.cat([first[:, : -last.shape[1]], last], dim=1)
 
 
 def concave_gap(p_now: Tensor, g_now: Tensor, g_old: Tensor, g_mixed: Tensor) -> Tensor:
@@ -218,10 +254,12 @@ class CAPrompt(Method):
         {"modulation": 0.0},
         {"ridge_strength": "held-out"},
         {"keep_features": True},
+        {"readout_blocks": 2, "mirror": False},
     )
     options: CAPromptOptions
     head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
+    selected_blocks: Tensor  # number of last blocks that the regression reads; only with readout_blocks='auto'
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options, CosineHead(vit.config.width) if options.training_head == "cosine" else None)
@@ -233,12 +271,33 @@ class CAPrompt(Method):
         self.statistics = alignment.build_statistics(options, width) if aligned else Statistics(width)
         strength = None if options.ridge_strength == "held-out" else options.ridge_strength
         keep = options.keep_features
-        self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep)
+        dtype = torch.float64 if options.exact_sums else torch.float32
+        self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep, dtype=dtype)
+        self.num_blocks = 1 if options.readout_blocks == "auto" else options.readout_blocks  # K
+        if self.num_blocks > vit.config.depth:
+            raise OptionError(f"option 'readout_blocks' is {self.num_blocks}, but this backbone has {vit.config.depth} blocks")
+        if options.readout_blocks == "auto":
+            self.register_buffer("selected_blocks", torch.tensor(1))
+        self.set_num_blocks(self.num_blocks)
 
     @property
     def default_learning_rate(self) -> float:
         """The wider the backbone, the more each step of a prompt changes its features."""
         return RATE_TIMES_WIDTH / self.vit.config.width
+
+    def set_num_blocks(self, count: int) -> None:
+        """Let the regression read that many blocks; before the first images."""
+        self.num_blocks = count
+        if self.options.readout_blocks == "auto":
+            self.selected_blocks.fill_(count)
+        if self.ridge is not None:
+            self.ridge.set_width(count * self.vit.config.width)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Give the regression its width before its own state is loaded."""
+        if f"{prefix}selected_blocks" in state:
+            self.set_num_blocks(int(state[f"{prefix}selected_blocks"]))
+        super()._load_from_state_dict(state, prefix, *rest)
 
     @property
     def learning_state(self) -> tuple[str, ...]:
@@ -296,13 +355,19 @@ class CAPrompt(Method):
         return prompt.unsqueeze(2).expand(-1, -1, stem.tokens.shape[0], -1, -1)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Compute logits from the features of any pass: (B, D) -> (B, C)."""
+        """Compute logits from the features of any pass: (B, K D) -> (B, C)."""
         logits: Tensor = self.head(features) if self.ridge is None else self.options.ridge_scale * self.ridge(features)
         return logits
 
-    def compute_logits(self, stem: Stem, weights: Tensor) -> Tensor:
-        """Run one pass with prompts mixed by these weights: (B, T) -> (B, C)."""
-        return self.classify(self.extract_features(stem, self.aggregate_prompts(weights)))
+    def compute_logits(self, stem: Stem, weights: Tensor, first: Tensor | None = None) -> Tensor:
+        """Run one pass with prompts mixed by these weights: (B, T) -> (B, C).
+
+        `first` are the features of the first pass (B, K D); they are computed if needed and not given.
+        """
+        last = self.extract_features(stem, self.aggregate_prompts(weights))
+        if self.num_blocks > 1 and first is None:
+            first = self.extract_first_features(stem)
+        return self.classify(last if first is None else replace_last_block(first, last))
 
     def compute_task_weights(self, logits: Tensor) -> Tensor:
         """Compute task probabilities from class logits, Eq. 9: (B, C) -> (B, T)."""
@@ -318,17 +383,26 @@ class CAPrompt(Method):
         return self.options.first_pass == "query" or (self.ridge is None and not self.options.aggregation)
 
     def extract_first_features(self, stem: Stem) -> Tensor:
-        """Run the first pass, before any task probabilities are known: (B, D).
+        """Run the first pass, before any task probabilities are known: (B, K D).
 
         It has no prompt (Eq. 1), all prompts equally mixed (Algorithm 1), or with the ridge
         regression the first task's prompt: features are only ever added to the regression, so they
-        must not change later, and that prompt is frozen after its task.
+        must not change later, and that prompt is frozen after its task. Blocks before the last are
+        read in this pass only, so that what they say does not depend on the task weights.
         """
         if self.has_query_pass:
-            features: Tensor = self.vit(stem)
-            return features
+            return self.extract_unprompted(stem)
         prompt = (self.earlier.sum(dim=0) + self.prompt) / len(self.task_sizes) if self.ridge is None else self.prompts[0]
-        return self.extract_features(stem, self.expand_prompt(prompt, stem))
+        rows = self.expand_prompt(prompt, stem)
+        if self.num_blocks == 1:
+            return self.extract_features(stem, rows)
+        features: Tensor = self.vit(stem, self.build_adaptation(rows.to(self.vit.dtype)), self.num_blocks)
+        return features
+
+    def extract_unprompted(self, stem: Stem) -> Tensor:
+        """Compute features without a prompt, f(x): (B, K D)."""
+        features: Tensor = self.vit(stem, num_blocks=self.num_blocks)
+        return features
 
     def compute_first_logits(self, stem: Stem) -> Tensor:
         """Compute the logits of the first pass: (B, C)."""
@@ -397,17 +471,41 @@ class CAPrompt(Method):
     # -- before and after training on a task -------------------------------------------------------------------------------
 
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
-        """Start the cosine head at class means, and fit the regression to the first pass over the new classes.
+        """Select the blocks to read, start the cosine head at class means, and fit the regression to the first pass.
 
         The mixture needs that regression in training. For the first task, whose prompt is not
         trained yet, it is fitted in `consolidate`.
         """
+        if self.options.readout_blocks == "auto" and self.ridge is not None and len(self.task_sizes) == 1:
+            self.select_blocks(batches, generator)
         if self.options.training_head == "cosine":
             self.start_at_means(batches)
         if self.ridge is not None and len(self.task_sizes) > 1:
             with torch.no_grad():
-                pairs = ((self.extract_first_features(self.vit.stem(images)), labels) for images, labels in batches)
-                self.ridge.partial_fit(pairs, generator)
+                views = ((view, labels) for images, labels in batches for view in self.make_views(images))
+                pairs = ((self.extract_first_features(self.vit.stem(images)), labels) for images, labels in views)
+                self.ridge.partial_fit(pairs, generator, get_communicator())
+
+    @torch.no_grad()
+    def select_blocks(self, batches: Batches, generator: torch.Generator) -> None:
+        """Select the number of blocks to read, by some of the first task's images and the frozen backbone."""
+        assert self.ridge is not None
+        candidates, width = list_candidates(self.vit.config.depth), self.vit.config.width
+        pairs = [(self.vit(self.vit.stem(images), num_blocks=candidates[-1]), labels) for images, labels in batches]
+        shared = SharedRows([len(labels) for _, labels in pairs], get_communicator())
+        chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
+        features, labels = shared.gather(self.ridge.join(pairs, candidates[-1] * width), chosen)
+        strength = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default
+        self.set_num_blocks(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
+
+    @property
+    def num_views(self) -> int:
+        """How often the regression is fitted to an image: as it is, and mirrored if training mirrors images too."""
+        return 2 if self.options.mirror and self.options.flip else 1
+
+    def make_views(self, images: Tensor) -> list[Tensor]:
+        """Return the images as they are, and if the regression is fitted to them, the mirrored ones."""
+        return [images, images.flip(-1)][: self.num_views]
 
     @torch.no_grad()
     def start_at_means(self, batches: Batches) -> None:
@@ -417,6 +515,9 @@ class CAPrompt(Method):
             stem = self.vit.stem(images)
             sums.index_add_(0, labels, self.extract_features(stem, self.expand_prompt(self.prompt, stem)).double())
             counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
+        if self.divides_passes:
+            get_communicator().add_up(sums)
+            get_communicator().add_up(counts)
         seen = counts > 0
         self.head.weight[seen] = (sums[seen] / counts[seen].unsqueeze(1)).to(self.head.weight)
 
@@ -430,49 +531,67 @@ class CAPrompt(Method):
             return
         # `prepare` has already added the first pass over new classes, except for the first task.
         needs_first_pass = is_known if len(self.task_sizes) > 1 else torch.ones_like(is_known)
-        first, second, every_first = [], [], []
-        for images, labels in batches:
-            first_features, second_features = self.extract_both_passes(images)
-            selected = needs_first_pass[labels]
-            first.append((first_features[selected], labels[selected]))
-            second.append((second_features, labels))
-            every_first.append(first_features)
-        self.statistics.observe_batches(second)
-        self.ridge.partial_fit([(features, labels) for features, labels in first if len(labels)], generator)
-        factor = self.ridge.partial_fit(second, generator)
+        views, communicator = self.extract_views(batches), get_communicator()
+        plain_second = views[0][1]
+        self.statistics.observe_means(
+            [(features[:, -self.vit.config.width :], labels) for features, labels in plain_second], communicator
+        )
+        first = ((features, labels, needs_first_pass[labels]) for view in views for features, labels in view[0])
+        self.ridge.partial_fit(((features[new], labels[new]) for features, labels, new in first), generator, communicator)
+        factor = self.ridge.partial_fit([pair for view in views for pair in view[1]], generator, communicator)
         if factor is not None and self.options.ridge_strength != "held-out":
-            features = (torch.cat(every_first), torch.cat([features for features, _ in second]))
-            self.honest_scores = self.score_honestly(factor, *features, batches, generator)
+            shared = SharedRows([len(labels) for _, labels in plain_second], communicator)
+            rows = [self.ridge.join(part)[0] for view in views for part in view]
+            self.honest_scores = self.score_honestly(factor, rows, self.ridge.join(plain_second)[1], batches, shared, generator)
+
+    def extract_views(self, batches: Batches) -> list[tuple[LabeledFeatures, LabeledFeatures]]:
+        """Run both passes over all images, as they are and mirrored: for each view, the features of the first and second pass."""
+        views: list[tuple[LabeledFeatures, LabeledFeatures]] = [([], []) for _ in range(self.num_views)]
+        for images, labels in batches:
+            for view, own in zip(self.make_views(images), views, strict=True):
+                for features, part in zip(self.extract_both_passes(view), own, strict=True):
+                    part.append((features, labels))
+        return views
 
     @torch.no_grad()
     def score_honestly(
-        self, factor: Tensor, first: Tensor, second: Tensor, batches: Batches, generator: torch.Generator
+        self,
+        factor: Tensor,
+        own_rows: Sequence[Tensor],
+        own_labels: Tensor,
+        batches: Batches,
+        shared: SharedRows,
+        generator: torch.Generator,
     ) -> HonestScores:
         """Score some images of the call as if they were left out of the regression; twice each.
 
         The prompt of the first pass was not trained on them. The second pass takes its task weights from that score, so that
         it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first task,
         the first pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
-        `first` and `second` are the features of all images of the call, (n, D).
+        `own_rows` are the features of all images of the call in this process, (n, K D) each: of the first and the second pass,
+        and those of the mirrored images; `own_labels` are their classes.
         """
         assert self.ridge is not None
-        labels = torch.cat([labels for _, labels in batches])
-        chosen = torch.randperm(len(labels), generator=generator)[:MAX_SCORED].to(labels.device)
-        rows, labels = [first[chosen], second[chosen]], labels[chosen]
-        logits, optimistic = self.ridge.compute_left_out(factor, rows, labels, rows)
+        chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
+        *rows, labels = shared.gather([*own_rows, own_labels], chosen)
+        logits, optimistic = self.ridge.compute_left_out(factor, rows, labels, rows[:2])
         scale = self.options.ridge_scale
         if len(self.task_sizes) == 1:
-            unprompted = torch.cat([self.vit(self.vit.stem(images)) for images, _ in batches])[chosen]
-            honest = self.ridge.compute_left_out_alone(unprompted, labels)
+            unprompted = [[rows[0][:0]] for _ in range(self.num_views)]
+            for images, _ in batches:
+                for view, own in zip(self.make_views(images), unprompted, strict=True):
+                    own.append(self.extract_unprompted(self.vit.stem(view)))
+            honest = self.ridge.compute_left_out_alone(shared.gather([torch.cat(own) for own in unprompted], chosen), labels)
             return HonestScores(scale * honest, scale * optimistic, labels)
-        weights = first.new_zeros(len(first), len(self.task_sizes))
-        weights[chosen] = self.select_weights(self.compute_task_weights(scale * logits)).to(weights)
-        (again,) = self.ridge.compute_left_out(factor, rows, labels, [self.extract_mixed(batches, weights)[chosen]])
+        weights = rows[0].new_zeros(shared.total, len(self.task_sizes))
+        weights[chosen.to(weights.device)] = self.select_weights(self.compute_task_weights(scale * logits)).to(weights)
+        (mixed,) = shared.gather([self.extract_mixed(batches, weights[shared.places.to(weights.device)])], chosen)
+        (again,) = self.ridge.compute_left_out(factor, rows, labels, [replace_last_block(rows[0], mixed)])
         return HonestScores(scale * torch.cat([logits, again]), scale * optimistic, torch.cat([labels, labels]))
 
     def extract_mixed(self, batches: Batches, weights: Tensor) -> Tensor:
         """Compute the features of all images with prompts mixed by the given weights: (n, T) -> (n, D)."""
-        features, start = [], 0
+        features, start = [weights.new_zeros(0, self.vit.config.width)], 0
         for images, labels in batches:
             own = weights[start : start + len(labels)]
             features.append(self.extract_features(self.vit.stem(images), self.aggregate_prompts(own)))
@@ -489,6 +608,41 @@ class CAPrompt(Method):
         if self.ridge is not None:
             self.ridge.refit()
 
+    # -- several processes, several models ---------------------------------------------------------------------------------
+
+    @property
+    def divides_passes(self) -> bool:
+        """With the regression all passes end in sums; the aligned head needs the features of all images."""
+        return self.ridge is not None
+
+    @property
+    def common_state(self) -> dict[str, str]:
+        """The regressions add up if their inputs are the same."""
+        trained = ("prompt", "earlier", "head", *(("selected_blocks",) if self.options.readout_blocks == "auto" else ()))
+        return {"ridge.seed": OTHER_PROJECTION, **dict.fromkeys(trained, OTHER_TRAINING)}
+
+    def explain_unmergeable(self) -> str | None:
+        """Refuse what is not a regression with a single prompt; with two, its inputs depend on what was learned before."""
+        if self.ridge is None:
+            return "the head of classifier='aligned' is trained on all classes, and two heads cannot be added up"
+        if len(self.task_sizes) > 1:
+            return f"it has trained prompts for {len(self.task_sizes)} tasks, and only models with the prompt of one task add up"
+        if self.options.ridge_strength == "held-out":
+            return "its ridge_strength was selected by held-out images of each call, which two models do not have in common"
+        return None
+
+    def merge(self, other: Method, classes: Tensor, num_images: int, sign: int = 1) -> None:
+        """Add the sums and class means of another model, or take them out again."""
+        assert isinstance(other, CAPrompt)
+        assert self.ridge is not None
+        assert other.ridge is not None
+        self.ridge.merge(other.ridge, classes, num_images, sign)
+        self.statistics.merge(other.statistics, classes, sign)
+
+    def finish_merge(self) -> None:
+        """Solve the regression."""
+        self.refit()
+
     @torch.no_grad()
     def extract_own_features(self, images: Tensor, labels: Tensor) -> Tensor:
         """Compute features (B, D) of labeled images, each with the prompt of its own task."""
@@ -497,11 +651,11 @@ class CAPrompt(Method):
 
     @torch.no_grad()
     def extract_both_passes(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the features of the first and of the second pass: (B, D) each."""
+        """Compute the features of the first and of the second pass: (B, K D) each."""
         stem = self.vit.stem(images)
         first = self.extract_first_features(stem)
         weights = self.select_weights(self.compute_task_weights(self.classify(first)))
-        return first, self.extract_features(stem, self.aggregate_prompts(weights))
+        return first, replace_last_block(first, self.extract_features(stem, self.aggregate_prompts(weights)))
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 
@@ -517,11 +671,12 @@ class CAPrompt(Method):
             return MethodOutput(self.compute_logits(stem, weights), weights, torch.ones_like(true_tasks))
         if self.options.cycles == "auto":
             return self.predict_until_converged(stem)
-        logits = self.compute_first_logits(stem)
+        first = self.extract_first_features(stem)
+        logits = self.classify(first)
         weights = self.make_first_weights(logits)
         for _ in range(self.options.cycles - 1):
             weights = self.select_weights(self.compute_task_weights(logits))
-            logits = self.compute_logits(stem, weights)
+            logits = self.compute_logits(stem, weights, first)
         return MethodOutput(logits, weights, torch.full_like(logits[:, 0], self.options.cycles, dtype=torch.long))
 
     @property
@@ -531,7 +686,8 @@ class CAPrompt(Method):
 
     def predict_until_converged(self, stem: Stem) -> MethodOutput:
         """Run as many cycles as each image needs; converged images leave the batch."""
-        logits = self.compute_first_logits(stem)
+        first = self.extract_first_features(stem)
+        logits = self.classify(first)
         weights = self.make_first_weights(logits)
         passes = torch.ones_like(weights[:, 0], dtype=torch.long)
         active, previous = torch.arange(len(logits), device=logits.device), torch.full_like(passes, -1)
@@ -545,7 +701,7 @@ class CAPrompt(Method):
             if not len(active):
                 break
             weights[active] = proposed
-            logits[active] = self.compute_logits(stem.select(active), proposed)
+            logits[active] = self.compute_logits(stem.select(active), proposed, first[active])
             passes[active] += 1
         return MethodOutput(logits, weights, passes)
 

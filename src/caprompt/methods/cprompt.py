@@ -104,6 +104,10 @@ class CPrompt(SelectedPromptMethod):
         rows = self.prompts()[tasks].transpose(0, 1)  # (B, L, n, D) -> (L, B, n, D)
         return self.vit.forward_class_token(stem, Tokens(rows, self.layers)).to(self.keys.earlier)
 
+    def explain_indivisible(self) -> str | None:
+        """Return why not every image has a loss of its own."""
+        return "it draws a random prompt for each image by its place in the batch"
+
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the four losses; the newest and the sampled prompts share one batched pass."""
         stem, batch, tasks = self.vit.stem(images), len(labels), len(self.task_sizes)

@@ -18,11 +18,14 @@ from pydantic import Field
 from torch import Tensor
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import Batches, HonestScores
+from caprompt.methods.base import Batches, HonestScores, Method
+from caprompt.methods.components.exact_sums import OTHER_PROJECTION, compute_each
 from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
+from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
 from caprompt.methods.templates import UntrainedMethod
+from caprompt.utils.communication import get_communicator
 
 __all__ = ["FrozenRidge", "FrozenRidgeOptions"]
 
@@ -50,6 +53,7 @@ class FrozenRidge(UntrainedMethod):
     options_class = FrozenRidgeOptions
     check_options: ClassVar = {**UntrainedMethod.check_options, "projections": 100}
     check_variants: ClassVar = ({"keep_features": True},)
+    divides_passes = True
     options: FrozenRidgeOptions
     head: RandomRidge
 
@@ -68,16 +72,21 @@ class FrozenRidge(UntrainedMethod):
         """The sums of the regression, or the features behind them."""
         return tuple(f"head.{name}" for name in self.head.learning_state)
 
+    def features(self, images: Tensor) -> Tensor:
+        """Compute f(x), the same for an image in any batch: (B, D)."""
+        return compute_each(self.vit, images)
+
     @torch.no_grad()
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Add the images to the regression, and score some of them as if they were left out."""
-        pairs = [(self.vit(images), labels) for images, labels in batches]
-        factor = self.head.partial_fit(pairs, generator)
+        communicator = get_communicator()
+        pairs = [(self.features(images), labels) for images, labels in batches]
+        factor = self.head.partial_fit(pairs, generator, communicator)
         if factor is None:
             return
-        features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        subset = torch.randperm(len(labels), generator=generator)[:MAX_SCORED].to(labels.device)
-        features, labels = features[subset], labels[subset]
+        shared = SharedRows([len(labels) for _, labels in pairs], communicator)
+        subset = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
+        features, labels = shared.gather(self.head.join(pairs), subset)
         (logits,) = self.head.compute_left_out(factor, [features], labels, [features])
         logits = self.options.ridge_scale * logits
         self.honest_scores = HonestScores(logits, logits, labels)
@@ -102,8 +111,28 @@ class FrozenRidge(UntrainedMethod):
             self.head.forget_kept(index)
         elif batches is not None:
             for images, labels in batches:
-                self.head.ridge.subtract(self.head.project(self.vit(images)), labels)
+                self.head.ridge.subtract(self.head.project(self.features(images)), labels)
 
     def refit(self) -> None:
         """Solve the regression again."""
+        self.head.refit()
+
+    # -- merging -----------------------------------------------------------------------------------
+
+    @property
+    def common_state(self) -> dict[str, str]:
+        """The regressions add up if they have the same projection."""
+        return {"head.seed": OTHER_PROJECTION}
+
+    def explain_unmergeable(self) -> str | None:
+        """Return None: all that is learned are sums."""
+        return None
+
+    def merge(self, other: Method, classes: Tensor, num_images: int, sign: int = 1) -> None:
+        """Add the sums of another model, or take them out again."""
+        assert isinstance(other, FrozenRidge)
+        self.head.merge(other.head, classes, num_images, sign)
+
+    def finish_merge(self) -> None:
+        """Solve the regression."""
         self.head.refit()

@@ -45,7 +45,7 @@ from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import Batches
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayKind
-from caprompt.methods.components.contrast import contrastive_loss
+from caprompt.methods.components.contrast import CONTRAST, contrastive_loss
 from caprompt.methods.components.growing_rows import GrowingRows
 from caprompt.methods.components.heads import append_rows, linear_init
 from caprompt.methods.components.prefix import Layers, Prefix, PrefixOptions, draw_prompt, resolve_layers
@@ -169,6 +169,10 @@ class HiDePrompt(SelectedPromptMethod):
         return features
 
     # -- training ----------------------------------------------------------------------------------
+
+    def explain_indivisible(self) -> str | None:
+        """Return why not every image has a loss of its own."""
+        return CONTRAST if self.options.contrast else super().explain_indivisible()
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the cross entropy among the task's classes and the weighted contrastive loss."""

@@ -42,7 +42,7 @@ from caprompt.backbones.vit import Stem, ViT
 from caprompt.methods.base import Batches, Method, MethodOutput
 from caprompt.methods.components import alignment
 from caprompt.methods.components.adapters import AdapterOptions
-from caprompt.methods.components.contrast import contrastive_loss
+from caprompt.methods.components.contrast import CONTRAST, contrastive_loss
 from caprompt.methods.components.heads import cosines
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.components.task_adapters import TaskAdapters
@@ -99,6 +99,10 @@ class Mos(Method):
         self.prototypes.grow(num_classes)
 
     # -- training ----------------------------------------------------------------------------------
+
+    def explain_indivisible(self) -> str | None:
+        """Return why not every image has a loss of its own."""
+        return CONTRAST if self.options.contrast else super().explain_indivisible()
 
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Merge the adapter, then return the cross entropy and the weighted contrastive loss."""

@@ -9,14 +9,18 @@ frozen, which adapts the features to the domain of the images.
 
 The strength lambda of the regression is selected anew in every call (`ridge_selection`): the images
 of that call are divided once, a regression is fitted to four fifths of them for every power of ten
-from 10^-8 to 10^8, and the one with the least squared error on the last fifth is taken.
+from 10^-8 to 10^8, and the one with the least squared error on the last fifth is taken. With
+`ridge_selection="sums"` it follows from the sums alone, and then so does the whole model: it is the
+same however the images are divided into calls, and models with the same adapter, or none, can be
+merged.
 
 Shapes: n images, C classes, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -26,15 +30,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from caprompt.backbones.vit import ViT
-from caprompt.methods.base import Batches
+from caprompt.methods.base import Batches, Method
 from caprompt.methods.components.adapters import Adapter, AdapterOptions
+from caprompt.methods.components.exact_sums import OTHER_PROJECTION, OTHER_TRAINING, ExactSumsOptions, compute_each
 from caprompt.methods.components.heads import CosineHead, LogitScaleOptions, ProxyOptions
 from caprompt.methods.components.ridge import STRENGTHS, RandomRidge, RidgeHead
 from caprompt.methods.registry import register
 from caprompt.methods.templates import DirectMethod
+from caprompt.utils.communication import get_communicator
 
 __all__ = ["CurrentTaskRidge", "CurrentTaskRidgeHead", "RanPAC", "RanPACOptions"]
 
+RELATIVE_STRENGTH = 0.03  # lambda over the mean square of the projected features, with `ridge_selection="sums"`
 MAX_IMAGES = 10_000  # used to select lambda in one call; twice a task of CIFAR-100, more would not fit on a small GPU
 
 
@@ -59,36 +66,34 @@ class CurrentTaskRidgeHead(RidgeHead):
 class CurrentTaskRidge(RandomRidge):
     """Ridge regression on a random projection, with a lambda that all images of the last call select."""
 
-    def __init__(self, width: int, projections: int) -> None:
-        super().__init__(width, projections)
-        self.ridge = CurrentTaskRidgeHead(projections)
+    max_images: ClassVar[int] = MAX_IMAGES
 
-    @torch.no_grad()
-    def partial_fit(self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator) -> None:
-        """Add batches of features (n, D) and classes (n,) to the sums, select lambda, and solve."""
-        seen = list(pairs)
-        if not seen:
-            return
-        for features, labels in seen:
-            self.ridge.observe(self.project(features), labels)
-        features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        order = torch.randperm(len(labels), generator=generator)[:MAX_IMAGES].to(labels.device)
-        self.ridge.update_errors(self.project(features[order]), labels[order])
-        self.ridge.solve()
+    def __init__(self, width: int, projections: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(width, projections, dtype=dtype)
+        self.ridge = CurrentTaskRidgeHead(projections, dtype=dtype)
 
 
-class RanPACOptions(AdapterOptions, LogitScaleOptions, ProxyOptions):
+class RanPACOptions(AdapterOptions, LogitScaleOptions, ProxyOptions, ExactSumsOptions):
     """Options of the random projection, of the regression and of the first-task adaptation."""
 
     projections: int = Field(10_000, ge=1, description="width of the random projection; the model file grows with its square")
     adapt_first: bool = Field(True, description="train an adapter on the first task, then freeze it; if false, train nothing")
-    ridge_selection: Literal["current-task", "all-tasks"] = Field(
+    ridge_selection: Literal["current-task", "all-tasks", "sums"] = Field(
         "current-task",
-        description="images that select the strength of the regression: those of the last call, or of all calls, where a smaller "
-        "strength wins if it is nearly as good",
+        description="what selects the strength of the regression: held-out images of the last call, or of all calls, where a "
+        "smaller strength wins if it is nearly as good; or the sums alone, whatever the calls were",
     )
 
     before_added: ClassVar[Mapping[str, Any]] = MappingProxyType({"ridge_selection": "all-tasks"})
+
+
+def make_ridge(width: int, options: RanPACOptions) -> RandomRidge:
+    """Return an empty regression for features of this width."""
+    dtype = torch.float64 if options.exact_sums else torch.float32
+    if options.ridge_selection == "current-task":
+        return CurrentTaskRidge(width, options.projections, dtype)
+    strength = RELATIVE_STRENGTH if options.ridge_selection == "sums" else None
+    return RandomRidge(width, options.projections, strength, dtype=dtype)
 
 
 @register("ranpac")
@@ -98,13 +103,18 @@ class RanPAC(DirectMethod):
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"
     options_class = RanPACOptions
     check_options: ClassVar = {**DirectMethod.check_options, "projections": 100, "bottleneck": 4}
-    check_variants: ClassVar = ({"adapt_first": False}, {"ridge_selection": "all-tasks"})
+    check_variants: ClassVar = (
+        {"adapt_first": False},
+        {"ridge_selection": "all-tasks"},
+        {"ridge_selection": "sums"},
+        {"exact_sums": False},
+    )
+    divides_passes = True
     options: RanPACOptions
     head: RandomRidge
 
     def __init__(self, vit: ViT, options: RanPACOptions) -> None:
-        ridge = CurrentTaskRidge if options.ridge_selection == "current-task" else RandomRidge
-        super().__init__(vit, options, ridge(vit.config.width, options.projections))
+        super().__init__(vit, options, make_ridge(vit.config.width, options))
         self.adapter = Adapter(vit.config, options) if options.adapt_first else None
         self.proxy = self.make_proxy().requires_grad_(False)
 
@@ -154,9 +164,32 @@ class RanPAC(DirectMethod):
     @torch.no_grad()
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Add the images to the regression."""
-        self.head.partial_fit(((self.features(images), labels) for images, labels in batches), generator)
+        extract = partial(compute_each, self.features) if self.options.exact_sums else self.features
+        self.head.partial_fit(((extract(images), labels) for images, labels in batches), generator, get_communicator())
 
     def logits(self, images: Tensor) -> Tensor:
         """Compute the scaled outputs of the regression: (n, C)."""
         logits: Tensor = self.options.scale * self.head(self.features(images))
         return logits
+
+    # -- merging -----------------------------------------------------------------------------------
+
+    merged_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"ridge_selection": "sums"})
+
+    @property
+    def common_state(self) -> dict[str, str]:
+        """The regressions add up if their inputs are the same."""
+        return {"head.seed": OTHER_PROJECTION, "adapter": OTHER_TRAINING}
+
+    def explain_unmergeable(self) -> str | None:
+        """Return None: all that is learned after the first task are sums."""
+        return None
+
+    def merge(self, other: Method, classes: Tensor, num_images: int, sign: int = 1) -> None:
+        """Add the sums of another model, or take them out again."""
+        assert isinstance(other, RanPAC)
+        self.head.merge(other.head, classes, num_images, sign)
+
+    def finish_merge(self) -> None:
+        """Solve the regression."""
+        self.head.refit()

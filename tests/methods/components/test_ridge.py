@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
+from thread_group import ThreadGroup, run_in_threads
 from torch import Tensor
 
 from caprompt.errors import InputError
@@ -288,7 +289,7 @@ def test_left_out_outputs_of_a_regression_on_these_images_alone() -> None:
     factor = ridge.partial_fit([(features, labels)], rng)
     assert factor is not None
     (with_factor,) = ridge.compute_left_out(factor, [features], labels, [features])
-    torch.testing.assert_close(ridge.compute_left_out_alone(features, labels), with_factor, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(ridge.compute_left_out_alone([features], labels), with_factor, rtol=1e-8, atol=1e-8)
 
 
 def test_kept_features_give_the_same_weights_as_sums_and_can_be_dropped() -> None:
@@ -308,3 +309,99 @@ def test_kept_features_give_the_same_weights_as_sums_and_can_be_dropped() -> Non
     kept.forget_kept(1)
     assert set(kept.kept_labels.tolist()) == {0, 1}
     assert len(kept.kept_features) == 20
+
+
+# -- sums of parts -------------------------------------------------------------------------------------------------------------
+
+
+def make_exact(features: Tensor, labels: Tensor, size: int = 1, strength: float | None = 0.1) -> list[RandomRidge]:
+    """Fit float64 regressions of as many processes to features in batches of 5, which they share."""
+    pairs = list(zip(features.split(5), labels.split(5), strict=True))
+
+    def fit(communicator: ThreadGroup) -> RandomRidge:
+        head = RandomRidge(features.shape[1], 40, strength, dtype=torch.float64)
+        head.grow(3, torch.Generator().manual_seed(0))
+        own = pairs[communicator.rank :: size]
+        head.partial_fit(own[: len(own) // 2], torch.Generator().manual_seed(1), communicator)
+        head.partial_fit(own[len(own) // 2 :], torch.Generator().manual_seed(2), communicator)
+        return head
+
+    return run_in_threads(size, fit)
+
+
+def assert_same_regression(one: RandomRidge, other: RandomRidge) -> None:
+    assert one.ridge.strength == pytest.approx(other.ridge.strength, rel=1e-12)
+    largest = other.ridge.weight.abs().max()
+    torch.testing.assert_close(one.ridge.weight, other.ridge.weight, rtol=0, atol=1e-10 * float(largest))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_processes_that_share_the_images_of_two_calls_get_the_regression_of_all_of_them(size: int) -> None:
+    features, labels = make_hidden(70, 6).float(), make_labels(70)
+    expected = fit_relative(features.double(), labels, [])  # by one call
+    reference = RandomRidge(6, 40, 0.1, dtype=torch.float64)
+    reference.grow(3, torch.Generator().manual_seed(0))
+    reference.partial_fit([(features, labels)], torch.Generator())
+    for head in make_exact(features, labels, size):
+        assert_same_regression(head, reference)
+        assert int(head.ridge.count) == 70
+    torch.testing.assert_close(reference.ridge.weight.float(), expected.ridge.weight.float(), rtol=1e-3, atol=1e-5)
+
+
+def test_held_out_images_are_the_same_for_any_number_of_processes() -> None:
+    features, labels = make_hidden(60, 6).float(), make_labels(60)
+    pairs = list(zip(features.split(5), labels.split(5), strict=True))
+
+    def fit(communicator: ThreadGroup) -> RandomRidge:
+        head = RandomRidge(6, 40)
+        head.grow(3, torch.Generator().manual_seed(0))
+        head.partial_fit(pairs[communicator.rank :: communicator.size], torch.Generator().manual_seed(1), communicator)
+        return head
+
+    (alone,) = run_in_threads(1, fit)
+    for head in run_in_threads(3, fit):
+        assert torch.equal(head.ridge.errors, alone.ridge.errors)
+        assert head.ridge.strength == alone.ridge.strength
+
+
+def test_kept_features_are_those_of_all_processes_in_their_order() -> None:
+    features, labels = make_hidden(20, 6).float(), make_labels(20)
+
+    def fit(communicator: ThreadGroup) -> RandomRidge:
+        head = RandomRidge(6, 40, 0.1, keep_features=True)
+        head.grow(3, torch.Generator().manual_seed(0))
+        pairs = list(zip(features.split(4), labels.split(4), strict=True))
+        head.partial_fit(pairs[communicator.rank :: communicator.size], torch.Generator(), communicator)
+        return head
+
+    for head in run_in_threads(2, fit):
+        assert torch.equal(head.kept_features, features)
+        assert torch.equal(head.kept_labels, labels)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([2, 7]))
+def test_merged_shards_in_any_order_are_the_regression_of_all_images(seed: int, shards: int) -> None:
+    features, labels = make_hidden(63, 6).float(), make_labels(63)
+    order = torch.randperm(63, generator=torch.Generator().manual_seed(seed))
+    (expected,) = make_exact(features, labels)
+    (merged,) = make_exact(features[:0], labels[:0])
+    for rows in order.tensor_split(shards):
+        (part,) = make_exact(features[rows], labels[rows])
+        merged.merge(part, torch.arange(3), len(rows))
+    merged.refit()
+    assert_same_regression(merged, expected)
+    (base,) = make_exact(features[order[:9]], labels[order[:9]])
+    merged.merge(base, torch.arange(3), 9, sign=-1)
+    merged.refit()
+    (rest,) = make_exact(features[order[9:]], labels[order[9:]])
+    assert_same_regression(merged, rest)
+
+
+def test_float64_sums_have_only_a_lower_triangle() -> None:
+    """In several blocks of rows: what is above the blocks stays zero, and what is below is the product."""
+    ridge = RidgeHead(2500, 0.1, torch.float64)
+    ridge.grow(3, torch.Generator())
+    hidden = make_hidden(4, 2500)
+    ridge.observe(hidden, make_labels(4))
+    torch.testing.assert_close(ridge.gram.tril(), (hidden.T @ hidden).tril())
+    assert not ridge.gram[:1024, 1024:].any()

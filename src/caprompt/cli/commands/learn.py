@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
 from caprompt.cli.backbone_choice import choose_backbone, require_local_backbone
 from caprompt.cli.console import err, out, print_protocol_warning, print_skipped
-from caprompt.errors import InputError, OptionError, StoppedError
+from caprompt.cli.processes import join_processes
+from caprompt.errors import InputError, OptionError, ProcessLostError, StoppedError
 from caprompt.utils.text import join_names
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def learn(
         caprompt learn pets photos/week1
         caprompt learn pets photos/week2 --skip-bad
         caprompt learn birds birds.csv --set epochs=20
+        torchrun --nproc-per-node 4 -m caprompt learn birds birds.csv
 
     Parameters
     ----------
@@ -69,9 +72,6 @@ def learn(
     offline
         For a new model: download no backbone; the best one on this machine is used.
     """
-    from caprompt.callbacks.progress_bar import ProgressBar
-    from caprompt.data.sources import read_source
-
     if resume and restart:
         raise OptionError("a stopped call is either resumed or discarded; give --resume or --restart, not both")
     settings = arguments.collect_settings(config, set_ or [])
@@ -79,11 +79,27 @@ def learn(
     if offline and "backbone" in settings:
         require_local_backbone(str(settings["backbone"]))
 
-    def choose() -> str:
-        read_source(source)  # what is wrong with it is to be said before anything is asked or downloaded
-        return choose_backbone(device, yes=yes, offline=offline)
+    with join_processes(device) as own_device:
+        choose = partial(choose_once, source, own_device, yes, offline)
+        classifier = open_model(model, settings, resume, restart, own_device, choose)
+        learn_source(classifier, model, source, resume, skip_bad, again)
 
-    classifier = open_model(model, settings, resume, restart, device, choose)
+
+def choose_once(source: Path, device: str, yes: bool, offline: bool) -> str:
+    """Return the backbone for a new model; of several processes, the first one asks and downloads."""
+    from caprompt.data.sources import read_source
+    from caprompt.utils.communication import get_communicator
+
+    read_source(source)  # what is wrong with it is to be said before anything is asked or downloaded
+    communicator = get_communicator()
+    name: str = communicator.gather("" if communicator.rank else choose_backbone(device, yes=yes, offline=offline))[0]
+    return name
+
+
+def learn_source(classifier: ContinualClassifier, model: Path, source: Path, resume: bool, skip_bad: bool, again: bool) -> None:
+    """Train a model on the images of a source, save it in its folder, and print what was learned."""
+    from caprompt.callbacks.progress_bar import ProgressBar
+
     num_known, num_calls = len(classifier.classes), classifier.num_calls
     try:
         with ProgressBar(err) as progress_bar:
@@ -93,6 +109,9 @@ def learn(
             )
     except KeyboardInterrupt:
         raise StoppedError(describe_interrupt(model, num_calls)) from None
+    except ProcessLostError as error:
+        state = describe_interrupt(model, num_calls)
+        raise ProcessLostError(f"{error}: {state[0].lower()}{state[1:]}") from error
     print_skipped(samples.skipped)
     print_protocol_warning(classifier)
     new = classifier.classes[num_known:]

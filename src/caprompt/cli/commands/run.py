@@ -14,7 +14,8 @@ from rich.console import Console
 from caprompt.cli import arguments
 from caprompt.cli.arguments import Config, Device, Set, SkipBad
 from caprompt.cli.console import err, out, print_skipped, print_warnings
-from caprompt.errors import OptionError, StoppedError
+from caprompt.cli.processes import is_first_process, join_processes
+from caprompt.errors import OptionError, ProcessLostError, StoppedError
 from caprompt.protocols import parse_kind, require_same_protocol
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from caprompt.experiments.run_folder import RunResult
 
 __all__ = ["run"]
+
+CONTINUE = "the same command with --resume continues after the last complete epoch."
 
 
 def run(
@@ -57,6 +60,7 @@ def run(
         caprompt run --method sequential-prompt --seeds 3
         caprompt run --joint --method finetune
         caprompt run --resume
+        torchrun --nproc-per-node 4 -m caprompt run
 
     Parameters
     ----------
@@ -105,11 +109,14 @@ def run(
     if protocol is not None:
         settings["protocol"] = protocol
     settings |= {name: True for name, value in {"give_task": give_task, "joint": joint}.items() if value}
-    try:
-        trackers = [*(track or []), *(["tensorboard"] if tensorboard else [])]
-        run_seeds(settings, preset, seeds, out_folder, resume, skip_bad, device, out, watch=watch, track=trackers)
-    except KeyboardInterrupt:
-        raise StoppedError("Stopped; the same command with --resume continues after the last complete epoch.") from None
+    with join_processes(device) as own_device:
+        try:
+            trackers = [*(track or []), *(["tensorboard"] if tensorboard else [])] if is_first_process() else []
+            run_seeds(settings, preset, seeds, out_folder, resume, skip_bad, own_device, out, watch=watch, track=trackers)
+        except KeyboardInterrupt:
+            raise StoppedError(f"Stopped; {CONTINUE}") from None
+        except ProcessLostError as error:
+            raise ProcessLostError(f"{error}; {CONTINUE}") from error
 
 
 def run_seeds(
@@ -136,6 +143,7 @@ def run_seeds(
     from caprompt.experiments.config import build_run_config, load_preset_settings
     from caprompt.experiments.execution import run_experiment
     from caprompt.experiments.run_folder import choose_run_folder, format_run_title, read_plan
+    from caprompt.utils.communication import get_communicator
 
     if seeds < 1:
         raise OptionError(f"option 'seeds' must be at least 1, not {seeds}")
@@ -144,6 +152,7 @@ def run_seeds(
     for seed in range(config.seed, config.seed + seeds):
         seeded = config.model_copy(update={"seed": seed})
         run_folder = choose_run_folder(seeded, folder, resume, several=seeds > 1)
+        run_folder = Path(get_communicator().gather(str(run_folder))[0])  # others may see one that the first has just made
         callbacks: list[Callback] = [TerminalCurve(console)] if watch else []
         read_config = partial(_read_flat_config, run_folder)
         trackers = [make_tracker(name, run_folder, read_config) for name in dict.fromkeys(track)]

@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["contrastive_loss"]
+__all__ = ["CONTRAST", "contrastive_loss"]
+
+#: Why a batch with this loss cannot be divided among processes.
+CONTRAST = "its contrastive loss compares the images of a batch with each other"
 
 TEMPERATURE = 0.8
 

@@ -154,13 +154,13 @@ class CosineHead(Head):
 class PrototypeHead(Head):
     """A nearest-class-mean classifier: the cosine with the mean feature of each class."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.statistics = Statistics(width)
+        self.statistics = Statistics(width, dtype)
 
     def grow(self, num_classes: int, generator: torch.Generator) -> None:
         """Add empty means for new classes."""
         self.statistics.grow(num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        return cosines(features, self.statistics.mean)  # (B, D) -> (B, C)
+        return cosines(features, self.statistics.mean.to(features))  # (B, D) -> (B, C)

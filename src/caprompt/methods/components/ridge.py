@@ -4,7 +4,9 @@
 
 G = sum_x h(x)^T h(x) and Q = sum_x h(x)^T onehot(y) are sums over images, so images of new and of
 known classes are simply added, in any order, and nothing is forgotten. P is not saved: it is drawn
-again from a saved seed.
+again from a saved seed. In float64 the sums of any parts of the images, added in any order, are the
+same to 13 digits (`merge`, and `partial_fit` by several processes). G is symmetric, and only its lower
+triangle is saved, exchanged and read; in float64 only that is computed.
 
 lambda is a constant times the mean squared length of h(x), tr(G) / n. With that, one constant suits
 one image of a class and hundreds, and any backbone (docs/experiments.md, "Strength of the
@@ -23,7 +25,8 @@ Shapes: n images, C classes, D width, M projections.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -32,6 +35,8 @@ from torch import Tensor
 
 from caprompt.errors import InputError
 from caprompt.methods.components.heads import Head
+from caprompt.methods.components.shared_rows import SharedRows
+from caprompt.utils.communication import ALONE, Communicator
 
 __all__ = [
     "MAX_SCORED",
@@ -47,6 +52,7 @@ STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # candidates for lambd
 _HELD_OUT = 0.2  # fraction of a call's images
 _TOLERANCE = 1.05  # relative to the smallest error
 _CHUNK = 1024  # images that are projected at once
+BLOCK = 1024  # rows of G that are computed or exchanged at once
 MAX_SCORED = 1_000  # images of a call that are scored as if they were left out; enough to fit two numbers
 _MAX_IMAGES = 1_250  # used to select lambda in one call; more would not change a power of ten
 
@@ -59,7 +65,7 @@ class RidgeHead(Head):
     #: Buffers that only learning needs.
     learning_state: ClassVar[tuple[str, ...]] = (*feature_statistics, "errors", "count")
 
-    gram: Tensor  # G, (M, M); allocated with the first images, since it is large
+    gram: Tensor  # G, (M, M), of which the lower triangle counts; allocated with the first images, since it is large
     sums: Tensor  # Q^T, (C, M)
     weight: Tensor  # W^T, (C, M)
     errors: Tensor  # squared held-out error of each candidate lambda, summed over calls, (17,)
@@ -96,12 +102,53 @@ class RidgeHead(Head):
 
     def _add(self, hidden: Tensor, labels: Tensor, sign: int) -> None:
         hidden = hidden.to(self.gram.dtype)
-        if not len(self.gram):
-            self.gram = hidden.new_zeros(hidden.shape[1], hidden.shape[1])
+        self._allocate()
         if self.relative_strength is not None:
             self.count += sign * len(hidden)
-        self.gram.addmm_(hidden.T, hidden, alpha=sign)
+        if self.gram.dtype == torch.float64:
+            for rows, block in self._iter_blocks():
+                block.addmm_(hidden[:, rows].T, hidden[:, : rows.stop], alpha=sign)
+        else:
+            self.gram.addmm_(hidden.T, hidden, alpha=sign)
         self.sums.addmm_(F.one_hot(labels, len(self.sums)).T.to(hidden), hidden, alpha=sign)
+
+    def _allocate(self) -> None:
+        if not len(self.gram):
+            self.gram = self.sums.new_zeros(self.sums.shape[1], self.sums.shape[1])
+
+    def _iter_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield blocks of rows of G up to its diagonal: their rows, and a view of the block."""
+        for start in range(0, len(self.gram), BLOCK):
+            rows = slice(start, min(start + BLOCK, len(self.gram)))
+            yield rows, self.gram[rows, : rows.stop]
+
+    @contextmanager
+    def share(self, communicator: Communicator) -> Iterator[None]:
+        """Add up what the processes add to the sums within the context, each its own images.
+
+        The first one starts from the earlier sums and the others from zero, so that no copy is needed.
+        """
+        self._allocate()
+        totals = [self.sums, *([self.count] if self.relative_strength is not None else [])]
+        if communicator.rank:
+            for tensor in (self.gram, *totals):
+                tensor.zero_()
+        yield
+        if communicator.size > 1:
+            for tensor in (*totals, *(block for _, block in self._iter_blocks())):
+                communicator.add_up(tensor)
+
+    def merge(self, other: RidgeHead, classes: Tensor, num_images: int, sign: int = 1) -> None:
+        """Add the sums of another regression over so many images, or take them out again (`sign=-1`).
+
+        Its class i is `classes[i]` here. It knows its own number of images only if its lambda is relative.
+        """
+        self._allocate()
+        if len(other.gram):
+            self.gram.add_(other.gram, alpha=sign)
+        self.sums.index_add_(0, classes, other.sums.to(self.sums), alpha=sign)
+        if self.relative_strength is not None:
+            self.count += sign * (num_images if other.relative_strength is None else int(other.count))
 
     def update_errors(self, hidden: Tensor, labels: Tensor) -> None:
         """Add the errors of each lambda on the first fifth of these shuffled images (n, M)."""
@@ -171,6 +218,8 @@ class RandomRidge(Head):
         *(f"ridge.{name}" for name in RidgeHead.learning_state),
     )
 
+    max_images: ClassVar[int] = _MAX_IMAGES  # of a call that select lambda
+
     seed: Tensor
     projection: Tensor  # P, (D, M)
     kept_features: Tensor  # f(x) of all images, (n, D); only with `keep_features`
@@ -196,6 +245,14 @@ class RandomRidge(Head):
         if keep_features:
             self.register_buffer("kept_features", torch.zeros(0, width))
             self.register_buffer("kept_labels", torch.zeros(0, dtype=torch.long))
+
+    def set_width(self, width: int) -> None:
+        """Read features of another width; before the first images."""
+        self.width = width
+        if self.keep_features:
+            self.kept_features = self.kept_features.new_zeros(0, width)
+        if len(self.ridge.sums):
+            self._draw_projection()
 
     def _draw_projection(self) -> None:
         """Draw the projection from the seed, the same on every device."""
@@ -223,24 +280,35 @@ class RandomRidge(Head):
         return F.relu(features.to(dtype) @ self.projection.to(dtype))
 
     @torch.no_grad()
-    def partial_fit(self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator) -> Tensor | None:
+    def partial_fit(
+        self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator, communicator: Communicator = ALONE
+    ) -> Tensor | None:
         """Add batches of features (n, D) and classes (n,) to the sums, select lambda, and solve.
 
-        Return the Cholesky factor of the system, or None if there was no batch.
+        Return the Cholesky factor of the system, or None if there was no image. Of several processes, each has its share of the
+        batches (`SharedRows`), and all of them get the same regression.
         """
-        seen = []
-        self._restore_gram()
-        for features, labels in pairs:
-            seen.append((features, labels))
-            self._keep(features, labels)
-            self.ridge.observe(self.project(features), labels)
-        if not seen:
+        seen = list(pairs)
+        shared = SharedRows([len(labels) for _, labels in seen], communicator)
+        if not shared.total:
             return None
+        self._restore_gram()
+        with self.ridge.share(communicator):
+            for features, labels in seen:
+                self.ridge.observe(self.project(features), labels)
+        if self.keep_features:
+            self._keep(*shared.gather(self.join(seen), torch.arange(shared.total)))
         if self.ridge.relative_strength is None:
-            features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-            subset = torch.randperm(len(labels), generator=generator)[:_MAX_IMAGES].to(labels.device)
-            self.ridge.update_errors(self.project(features[subset]), labels[subset])
+            subset = torch.randperm(shared.total, generator=generator)[: self.max_images]
+            features, labels = shared.gather(self.join(seen), subset)
+            self.ridge.update_errors(self.project(features), labels)
         return self.ridge.solve()
+
+    def join(self, pairs: Sequence[tuple[Tensor, Tensor]], width: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return features (n, D), or of another `width`, and classes (n,) of all batches, of which a process may have none."""
+        device = self.projection.device
+        features, labels = self.projection.new_zeros(0, width or self.width), torch.zeros(0, dtype=torch.long, device=device)
+        return torch.cat([features, *(each for each, _ in pairs)]), torch.cat([labels, *(each for _, each in pairs)])
 
     @torch.no_grad()
     def compute_left_out(self, factor: Tensor, rows: Sequence[Tensor], labels: Tensor, queries: Sequence[Tensor]) -> list[Tensor]:
@@ -264,20 +332,35 @@ class RandomRidge(Head):
         return [self.ridge(part) - (share.unsqueeze(1) @ changes).squeeze(1) for part, share in zip(asked, shares, strict=True)]
 
     @torch.no_grad()
-    def compute_left_out_alone(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Compute the outputs of a regression on these images (n, D) alone, each of them left out in turn: (n, C)."""
-        hidden = self.project(features).double()
-        kernel = hidden @ hidden.T  # (n, n)
+    def compute_left_out_alone(self, views: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Compute the outputs of a regression on r views (n, D) of these images alone, each image left out in turn: (n, C).
+
+        The outputs are those for the first view; an image is left out with all of its views.
+        """
+        hidden = self.project(torch.cat(list(views))).double()
+        kernel = hidden @ hidden.T  # (r n, r n)
         kernel.diagonal().add_((self.ridge.relative_strength or 0.0) * kernel.diagonal().mean())
         inverse = torch.linalg.inv(kernel)
-        targets = F.one_hot(labels, len(self.ridge.sums)).double()
-        left_out: Tensor = targets - inverse @ targets / inverse.diagonal().unsqueeze(1)
+        targets = F.one_hot(labels.repeat(len(views)), len(self.ridge.sums)).double()
+        own = torch.arange(len(kernel), device=kernel.device).view(len(views), -1).T  # rows of each image, (n, r)
+        residuals = torch.linalg.solve(inverse[own.unsqueeze(2), own.unsqueeze(1)], (inverse @ targets)[own])  # (n, r, C)
+        left_out: Tensor = targets[: len(labels)] - residuals[:, 0]
         return left_out
 
     def _keep(self, features: Tensor, labels: Tensor) -> None:
+        self.kept_features = torch.cat([self.kept_features, features.to(self.kept_features)])
+        self.kept_labels = torch.cat([self.kept_labels, labels])
+
+    @torch.no_grad()
+    def merge(self, other: RandomRidge, classes: Tensor, num_images: int, sign: int = 1) -> None:
+        """Add what another regression on the same projection has seen, or take it out again; `refit` then solves.
+
+        It has seen `num_images` images, and its class i is `classes[i]` here.
+        """
         if self.keep_features:
-            self.kept_features = torch.cat([self.kept_features, features.to(self.kept_features)])
-            self.kept_labels = torch.cat([self.kept_labels, labels])
+            self._keep(other.kept_features, classes[other.kept_labels])  # `refit` computes the sums from them
+        else:
+            self.ridge.merge(other.ridge, classes, num_images, sign)
 
     def _restore_gram(self) -> None:
         """Compute the sums from the kept features, class by class, where G was not saved."""

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from caprompt.utils.communication import Communicator
+
 __all__ = ["Covariance", "LowRank", "MultiCentroid", "Sampler", "Statistics", "Variance"]
 
 Sampler = Callable[[int, torch.Generator], Tensor]  # (features per class, rng) -> (C, each, D)
@@ -39,13 +41,13 @@ JITTER = 1e-4  # variance added to every feature, so that every covariance has a
 class Statistics(nn.Module):
     """Number of images and mean of each class. Subclasses add a model of the variance."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.width = width
-        self.register_buffer("count", torch.zeros(0))
-        self.register_buffer("mean", torch.zeros(0, width))
+        self.register_buffer("count", torch.zeros(0, dtype=dtype))
+        self.register_buffer("mean", torch.zeros(0, width, dtype=dtype))
         for name, shape in self.spread_shapes().items():
-            self.register_buffer(name, torch.zeros(0, *shape))
+            self.register_buffer(name, torch.zeros(0, *shape, dtype=dtype))
 
     count: Tensor  # (C,)
     mean: Tensor  # (C, D)
@@ -63,6 +65,37 @@ class Statistics(nn.Module):
         """Add empty statistics for new classes."""
         for name, buffer in list(self.named_buffers()):
             setattr(self, name, torch.cat([buffer, buffer.new_zeros(num_classes, *buffer.shape[1:])]))
+
+    def observe_means(self, batches: Iterable[tuple[Tensor, Tensor]], communicator: Communicator) -> None:
+        """Add the images of a call of which each process has a share, where only means are stored; alone, as `observe_batches`."""
+        assert not self.spread_shapes(), "a spread needs all images of a class at once"
+        if communicator.size == 1:
+            self.observe_batches(batches)
+            return
+        sums, counts = torch.zeros_like(self.mean, dtype=torch.float64), torch.zeros_like(self.count, dtype=torch.float64)
+        for features, labels in batches:
+            sums.index_add_(0, labels, features.double())
+            counts += torch.bincount(labels, minlength=len(counts))
+        communicator.add_up(sums)
+        communicator.add_up(counts)
+        self.merge_means(sums, counts)
+
+    def merge_means(self, sums: Tensor, counts: Tensor) -> None:
+        """Add sums of features (C, D) over so many images of each class (C,), in float64; negative ones are taken out again."""
+        known = self.count.double()
+        total = known + counts
+        merged = (known.unsqueeze(1) * self.mean.double() + sums) / total.clamp_min(1).unsqueeze(1)
+        changed = counts != 0
+        self.mean[changed], self.count[changed] = merged[changed].to(self.mean), total[changed].to(self.count)
+
+    def merge(self, other: Statistics, classes: Tensor, sign: int = 1) -> None:
+        """Add the means of other statistics, whose class i is `classes[i]` here, or take them out again (`sign=-1`)."""
+        assert not self.spread_shapes(), "a spread is not a sum"
+        own = other.count.double()
+        sums, counts = torch.zeros_like(self.mean, dtype=torch.float64), torch.zeros_like(self.count, dtype=torch.float64)
+        sums.index_add_(0, classes, sign * own.unsqueeze(1) * other.mean.double())
+        counts.index_add_(0, classes, sign * own)
+        self.merge_means(sums, counts)
 
     def observe_batches(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Add the features (B, D) and classes (B,) of all images of a call."""
