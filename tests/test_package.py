@@ -16,7 +16,7 @@ ENDINGS = r"(ations?|ing|ers?|ors?|ed|es|e|s)$"
 
 
 def test_the_top_of_the_package_holds_a_few_public_modules() -> None:
-    assert len(list(PACKAGE.glob("*.py"))) <= 8
+    assert len(list(PACKAGE.glob("*.py"))) <= 9
 
 
 def test_no_two_module_names_differ_by_an_ending() -> None:

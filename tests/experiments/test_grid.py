@@ -19,7 +19,6 @@ from caprompt.callbacks.events import Event, LearnStarted
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.errors import ModelFolderError, OptionError
-from caprompt.experiments import grid
 from caprompt.experiments.config import RunConfig, resolve_config
 from caprompt.experiments.grid import Cell, NullGridProgress, is_done, read_failure, read_measure, run_cell, run_grid
 from caprompt.experiments.run_folder import RunResult
@@ -237,17 +236,3 @@ def is_gone(group: int, timeout: float = 20.0) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def test_ctrl_c_is_deferred_while_a_process_starts() -> None:
-    steps = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with grid._defer_interrupt():
-            os.kill(os.getpid(), signal.SIGINT)
-            steps.append("started")
-        steps.append("never")
-    assert steps == ["started"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with grid._defer_interrupt():
-        steps.append("undisturbed")
-    assert steps[-1] == "undisturbed"

@@ -14,9 +14,12 @@ from caprompt.utils.files import read_toml
 
 __all__ = [
     "AsJson",
+    "Cluster",
     "Config",
+    "Cpus",
     "Cycles",
     "Device",
+    "Gpus",
     "Set",
     "SkipBad",
     "collect_settings",
@@ -30,6 +33,14 @@ Config = Annotated[Path | None, Parameter(help="TOML file of settings and option
 Device = Annotated[str, Parameter(help="cpu, cuda, or auto.")]
 SkipBad = Annotated[bool, Parameter(help="Skip images that cannot be read, and list them.")]
 AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
+Cluster = Annotated[
+    str | None,
+    Parameter(
+        help="Run on a cluster: ray://HOST:10001, HOST:6379, auto or local for Ray, or slurm:partition=NAME (docs/cluster.md)."
+    ),
+]
+Cpus = Annotated[float, Parameter(help="CPU cores for each worker of a cluster.")]
+Gpus = Annotated[float | None, Parameter(help="GPUs for each worker of a cluster, or a share of one, such as 0.25.")]
 Cycles = Annotated[str | None, Parameter(help="Forward passes per image: a number, or auto.")]
 
 

@@ -8,24 +8,20 @@ configuration (every option of the method, the content of the backbone's file), 
       digits-caprompt-seed0-1f2e3d4c5b6a.failed.json    why it failed when it was last tried
 
 A finished cell is never run again. A failure is recorded and the grid goes on; the next call tries that cell again. A cell that was
-stopped or killed is resumed.
+stopped or killed is resumed. Cells run in this process, in several of this machine, or on a cluster (`caprompt.distributed`); one
+call at a time directs them, which it shows to others by a lease in the folder `.leases`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache, partial
-from multiprocessing import connection, get_context, parent_process
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +30,9 @@ import torch
 from caprompt.callbacks.events import Callback, Event, ignore_event
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
+from caprompt.distributed.jobs import Executor, Job
+from caprompt.distributed.leases import hold_driver_lease
+from caprompt.distributed.local_grid import ProcessExecutor
 from caprompt.errors import ModelFolderError, OptionError, first_line
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import load_test_images, run_experiment
@@ -41,7 +40,21 @@ from caprompt.experiments.provenance import PROVENANCE, describe_provenance
 from caprompt.experiments.run_folder import RunResult
 from caprompt.utils.files import compute_sha256, write_json
 
-__all__ = ["Cell", "GridProgress", "Measure", "NullGridProgress", "is_done", "read_failure", "read_measure", "run_cell", "run_grid"]
+__all__ = [
+    "LEASES",
+    "Cell",
+    "GridProgress",
+    "Measure",
+    "NullGridProgress",
+    "is_done",
+    "read_failure",
+    "read_measure",
+    "run_cell",
+    "run_grid",
+]
+
+LEASES = ".leases"  # in the folder of the cells, while they are being run
+VISIBLE_AFTER = 60.0  # seconds for which a network file system may show an old state
 
 
 class Measure(Protocol):
@@ -127,20 +140,70 @@ def read_failure(folder: Path) -> str | None:
 
 
 def run_grid(
-    cells: Sequence[Cell], cells_dir: Path, *, jobs: int = 1, device: str = "auto", progress: GridProgress | None = None
+    cells: Sequence[Cell],
+    cells_dir: Path,
+    *,
+    jobs: int = 1,
+    device: str = "auto",
+    progress: GridProgress | None = None,
+    executor: Executor | None = None,
 ) -> None:
-    """Run every cell that is not done: one after another, or with `jobs` above 1 that many at once, a process each."""
+    """Run every cell that is not done: one after another, with `jobs` above 1 that many processes at once, or by an executor."""
     if jobs < 1:
         raise OptionError(f"option 'jobs' must be at least 1, not {jobs}")
     progress = progress or NullGridProgress()
     pending = [cell for cell in cells if not is_done(cells_dir / cell.name, cell.measures)]
-    if jobs > 1:
-        _run_in_processes(pending, cells_dir, device, jobs, progress)
+    if not pending:
         return
-    for cell in pending:
-        progress.on_start(cell)
-        run_cell(cell, cells_dir, device, partial(progress.on_event, cell))
-        progress.on_end(cell, read_failure(cells_dir / cell.name))
+    if executor is None and jobs > 1:
+        executor = ProcessExecutor(jobs, max(1, torch.get_num_threads() // jobs))
+    leases = cells_dir.absolute() / LEASES
+    with hold_driver_lease(leases, cells_dir) as lease:
+        if executor is None:
+            for cell in pending:
+                progress.on_start(cell)
+                run_cell(cell, cells_dir, device, partial(progress.on_event, cell))
+                progress.on_end(cell, read_failure(cells_dir / cell.name))
+            return
+        calls = [_make_job(cell, cells_dir.absolute(), device, executor.threads) for cell in pending]
+        executor.run(calls, leases, lease.token, _CellProgress(pending, cells_dir, progress))
+
+
+def _make_job(cell: Cell, cells_dir: Path, device: str, threads: int) -> Job:
+    run = partial(_run_in_worker, cell, cells_dir, device, threads)
+    return Job(cell.name, run, partial(is_done, cells_dir / cell.name, cell.measures))
+
+
+def _run_in_worker(cell: Cell, cells_dir: Path, device: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    run_cell(cell, cells_dir, device)
+
+
+class _CellProgress:
+    """Progress of jobs, reported as progress of cells; what a job leaves is read from the disk."""
+
+    def __init__(self, cells: Sequence[Cell], cells_dir: Path, progress: GridProgress) -> None:
+        self.cells, self.cells_dir, self.progress = {cell.name: cell for cell in cells}, cells_dir, progress
+
+    def on_start(self, name: str) -> None:
+        self.progress.on_start(self.cells[name])
+
+    def on_end(self, name: str, reason: str | None) -> None:
+        cell = self.cells[name]
+        if reason is None and not self._is_visible(cell):
+            reason = f"it ran, but left nothing in '{self.cells_dir}' that can be seen from here"
+        if reason is not None:
+            _write_failure(cell, self.cells_dir, reason)
+        self.progress.on_end(cell, read_failure(self.cells_dir / name))
+
+    def _is_visible(self, cell: Cell) -> bool:
+        """Wait until what another machine wrote can be seen here: a network file system may take a while to look again."""
+        folder, deadline = self.cells_dir / cell.name, time.monotonic() + VISIBLE_AFTER
+        while not is_done(folder, cell.measures) and read_failure(folder) is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+        return True
 
 
 def run_cell(cell: Cell, cells_dir: Path, device: str = "auto", callback: Callback = ignore_event) -> None:
@@ -173,64 +236,3 @@ def _write_failure(cell: Cell, cells_dir: Path, reason: str) -> None:
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document = {"reason": reason, "when": when, "config": cell.config.model_dump(mode="json")}
     write_json(_failure_path(cells_dir / cell.name), document)
-
-
-# -- in processes --------------------------------------------------------------------------------------------------------------
-
-
-def _run_in_processes(cells: Sequence[Cell], cells_dir: Path, device: str, jobs: int, progress: GridProgress) -> None:
-    """Run a process per cell, `jobs` at a time. Results are read from the disk, so a process may even crash."""
-    spawn, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
-    waiting, running = deque(cells), dict[Any, tuple[Cell, BaseProcess]]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                cell = waiting.popleft()
-                started = spawn.Process(target=_run_in_child, args=(cell, cells_dir, device, threads), daemon=True)
-                with _defer_interrupt():
-                    started.start()
-                running[started.sentinel] = (cell, started)
-                progress.on_start(cell)
-            for sentinel in connection.wait(list(running)):
-                cell, process = running.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    _write_failure(cell, cells_dir, f"its process ended with status {process.exitcode}")
-                progress.on_end(cell, read_failure(cells_dir / cell.name))
-    finally:
-        for _, process in running.values():  # only after Ctrl-C; a run may be terminated at any moment
-            process.terminate()
-            process.join()
-
-
-@contextmanager
-def _defer_interrupt() -> Iterator[None]:
-    """Defer Ctrl-C while a child process starts, in the child until it ignores the signal."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    received: list[bool] = []
-    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, before)
-    if received:
-        raise KeyboardInterrupt
-
-
-def _run_in_child(cell: Cell, cells_dir: Path, device: str, threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    run_cell(cell, cells_dir, device)
-
-
-def _exit_with_parent() -> None:
-    """Exit when the parent is gone: a killed parent cannot stop its children, and no cell may run twice at once."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -15,7 +15,7 @@ from helpers import QUICK, assert_refused, caprompt_in_process, squares, write_s
 from PIL import Image
 
 from caprompt import ContinualClassifier
-from caprompt.cli.commands.predict import predict_files
+from caprompt.classifier.file_prediction import predict_files
 from caprompt.data.images import Pixels, decode
 from caprompt.data.sources import list_images, read_source
 from caprompt.errors import DataError
@@ -80,6 +80,39 @@ def test_pre_labels_for_labeling_tools(workspace: Path, tool: str, name: str) ->
     ],
 )
 def test_invalid_pre_labels_are_refused(workspace: Path, words: list[str], sentence: str) -> None:
+    assert_refused(workspace, ["predict", "pets", "test/red", *words], sentence, caprompt_in_process)
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
+def test_predictions_into_a_file(workspace: Path, name: str) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow", reason="the package pyarrow is not installed (the extra caprompt[cluster])")
+    done = caprompt_in_process("predict", "pets", "test/red", (workspace / "test" / "green").as_uri(), "--out", name, cwd=workspace)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"6 of 6 images in {name}\n"
+    assert done.stderr == ""
+    assert_refused(workspace, ["predict", "pets", "test", "--out", name], f"'{name}' exists; remove it", caprompt_in_process)
+    if name.endswith(".jsonl"):
+        rows = [json.loads(line) for line in (workspace / name).read_text().splitlines()]
+        assert [row["label"] for row in rows] == ["green"] * 3 + ["red"] * 3
+        assert [row["path"].rpartition("test/")[2] for row in rows][2:4] == ["green/062.png", "red/060.png"]
+    (workspace / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--out", "all.jsonl", "--json"], "output goes to 'all.jsonl'; leave out --json and --csv"),
+        (["--cluster", "local"], "name one that ends with .parquet or .jsonl with --out"),
+        (["--out", "all.jsonl", "--gpus", 1], "name it with --cluster"),
+        (["--out", "all.jsonl", "--cluster", "slurm"], "bulk prediction runs on Ray"),
+        (["--out", "all.jsonl", "--cluster", "head"], "'head' is no cluster"),
+        (["--out", "all.jsonl", "--cluster", "local", "--jobs", 0], "'jobs' must be at least 1"),
+        (["nobody://photos", "--out", "all.jsonl"], "addresses that begin with nobody:// cannot be read"),
+        (["file:///nowhere", "--out", "all.jsonl"], "there is no image at 'file:///nowhere'"),
+    ],
+)
+def test_invalid_bulk_prediction_is_refused(workspace: Path, words: list[str], sentence: str) -> None:
     assert_refused(workspace, ["predict", "pets", "test/red", *words], sentence, caprompt_in_process)
 
 
@@ -197,7 +230,7 @@ def test_chunks_are_bounded_by_bytes(tmp_path: Path, backbone: Path, monkeypatch
 
     predict, image_bytes = model.predict, decode(paths[0]).nbytes
     monkeypatch.setattr(model, "predict", record)
-    monkeypatch.setattr("caprompt.cli.commands.predict.CHUNK_BYTES", 3 * image_bytes)
+    monkeypatch.setattr("caprompt.classifier.file_prediction.CHUNK_BYTES", 3 * image_bytes)
     chunked, _ = predict_files(model, paths, 1, skip_bad=False, options={})
     assert sizes == [3 * image_bytes] * 3 + [image_bytes]
     assert [(path, each.label) for path, each in chunked] == [(path, each.label) for path, each in whole]

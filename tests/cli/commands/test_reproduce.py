@@ -24,6 +24,14 @@ ROWS = {"table1": 9, "table2": 5, "table3": 5, "ablation": 4, "table-taskid": 2,
 ROWS |= {"fig-curve": 9, "fig-cycles": 2, "fig-tsne": 2, "fig-params": 9, "fig-hyper": 8, "theorem": 5 + 3, "orders": 10 + 1}
 PUBLISHED = {"table1": 48, "table2": 24, "table3": 10, "table-taskid": 6, "table-backbones": 96}
 
+CLUSTERS: tuple[tuple[list[object], str], ...] = (
+    (["--cluster", "head"], "'head' is no cluster; give ray://HOST:10001, HOST:6379, auto, local or slurm"),
+    (["--cluster", "local", "--gpus", 1.5], "'gpus' must be a share of one GPU"),
+    (["--cluster", "local", "--cpus", 0], "'cpus' must be above 0"),
+    (["--cluster", "local", "--jobs", 0], "'jobs' must be at least 1"),
+    (["--cluster", "slurm:gpu"], "'gpu' in 'slurm:gpu' should read name=value"),
+)
+
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8") as file:
@@ -77,6 +85,9 @@ def test_bad_input_is_one_sentence_and_changes_nothing(tmp_path: Path, monkeypat
     assert_reproduce_refused("table1", "--scale", "huge", sentence="huge")
     assert_reproduce_refused("table1", "--scale", "tiny", "--seeds", 0, sentence="'seeds' must be at least 1")
     assert_reproduce_refused("table1", "--scale", "tiny", "--jobs", 0, sentence="'jobs' must be at least 1")
+    assert_reproduce_refused("table1", "--scale", "tiny", "--gpus", 0.5, sentence="name it with --cluster")
+    for words, sentence in CLUSTERS:
+        assert_reproduce_refused("table1", "--scale", "tiny", *words, sentence=sentence)
     assert_reproduce_refused("table1", "--scale", "tiny", "--backbone", "no.pth", sentence="there is no backbone 'no.pth'")
     assert_reproduce_refused(
         "table1", "--scale", "tiny", "--set", "epoch=1", sentence="option 'epoch' cannot be set here (did you mean 'epochs'?)"

@@ -112,6 +112,8 @@ def describe(lesson: Mapping[str, Any]) -> str:
         return f"joined {names} as '{lesson['to']}'"
     if kind == "forget":
         return "forgot a class"
+    if kind == "merge":
+        return f"merged {', '.join(repr(name) for name in lesson['from'])}"
     if kind == "calibrate":
         return f"calibrated on {lesson['images']} images"
     counts = lesson.get("classes", {})

@@ -9,11 +9,12 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from caprompt.cli import arguments
-from caprompt.cli.arguments import Device, Set
+from caprompt.cli.arguments import Cluster, Cpus, Device, Gpus, Set
 from caprompt.cli.console import err, out, print_warnings
-from caprompt.errors import InputError, StoppedError
+from caprompt.errors import InputError, OptionError, StoppedError
 
 if TYPE_CHECKING:
+    from caprompt.distributed.jobs import Executor
     from caprompt.experiments.grid import Cell
     from caprompt.reproduce.evidence import Evidence
 
@@ -29,7 +30,10 @@ def reproduce(
     protocol: Literal["honest", "released"] = "honest",
     backbone: str | None = None,
     set_: Set = None,
-    jobs: int = 1,
+    jobs: int | None = None,
+    cluster: Cluster = None,
+    cpus: Cpus = 1,
+    gpus: Gpus = None,
     out_folder: Annotated[Path, Parameter(name="--out")] = Path("reproduced"),
     list_: Annotated[bool, Parameter(name="--list")] = False,
     device: Device = "auto",
@@ -44,6 +48,7 @@ def reproduce(
         caprompt reproduce table3 theorem --scale tiny
         caprompt reproduce table1 --scale small --backbone deit_tiny.safetensors --jobs 4
         caprompt reproduce all
+        caprompt reproduce all --cluster ray://head:10001 --gpus 0.25
 
     Parameters
     ----------
@@ -58,7 +63,7 @@ def reproduce(
     backbone
         Backbone instead of that of the scale: a name or a weights file.
     jobs
-        Number of experiments to run in parallel, a process each.
+        Number of experiments to run in parallel, a process each; 1 by default, on a cluster as many as it has room for.
     out_folder
         Folder for tables, figures and the experiments behind them.
     list_
@@ -78,7 +83,8 @@ def reproduce(
         selected = [check_released(target) for target in selected]
     cells_folder = out_folder / CELLS
     plans = [plan_target(target, resolved_scale, cells_folder, protocol) for target in selected]
-    _run_cells(plans, cells_folder, jobs, device)
+    executor = _make_executor(cluster, cpus, gpus, jobs, device)
+    _run_cells(plans, cells_folder, 1 if jobs is None or executor else jobs, device, executor)
     scale_folder = out_folder / (scale if protocol == "honest" else f"{scale}-released")
     for evidence, _ in plans:
         _present(evidence, scale_folder / evidence.target.name)
@@ -95,7 +101,17 @@ def _print_targets() -> None:
     out.print(make_table("scales", ["name", "description"], [[name, scale.summary] for name, scale in load_scales().items()]))
 
 
-def _run_cells(plans: list[tuple[Evidence, list[Cell]]], folder: Path, jobs: int, device: str) -> None:
+def _make_executor(cluster: str | None, cpus: float, gpus: float | None, jobs: int | None, device: str) -> Executor | None:
+    if cluster is None:
+        if gpus is not None or cpus != 1:
+            raise OptionError("--cpus and --gpus are for the workers of a cluster; name it with --cluster")
+        return None
+    from caprompt.distributed.clusters import make_executor
+
+    return make_executor(cluster, cpus, 0 if device == "cpu" and gpus is None else gpus, jobs)
+
+
+def _run_cells(plans: list[tuple[Evidence, list[Cell]]], folder: Path, jobs: int, device: str, executor: Executor | None) -> None:
     """Run every cell that is not done; a cell that several targets share is run once."""
     from caprompt.cli.grid_progress import GridProgressBar
     from caprompt.experiments.grid import is_done, run_grid
@@ -107,7 +123,7 @@ def _run_cells(plans: list[tuple[Evidence, list[Cell]]], folder: Path, jobs: int
     done = sum(is_done(folder / cell.name, cell.measures) for cell in cells)
     try:
         with GridProgressBar(err, folder, len(cells), done) as progress:
-            run_grid(cells, folder, jobs=jobs, device=device, progress=progress)
+            run_grid(cells, folder, jobs=jobs, device=device, progress=progress, executor=executor)
     except KeyboardInterrupt:
         raise StoppedError("Stopped; the same command continues where it stopped.") from None
 
