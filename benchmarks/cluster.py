@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 import time
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def measure_grid(folder: Path) -> dict[str, Any]:
     """Measure cells per minute in processes and on Ray."""
     cells = make_cells(args.cells, args.epochs)
     seconds: dict[str, list[float]] = {"processes": [], "ray": []}
-    executor = RayExecutor("local", cpus=CORES / WORKERS)
+    executor = RayExecutor("local", cpus=floor(1000 * CORES / WORKERS) / 1000)  # rounded up, one worker less would fit
     for number in range(args.rounds):
         seconds["processes"].append(time_grid(cells, folder / f"processes{number}", None))
         seconds["ray"].append(time_grid(cells, folder / f"ray{number}", executor))
