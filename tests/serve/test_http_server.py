@@ -44,7 +44,7 @@ def test_the_extra_has_what_is_checked() -> None:
 def test_an_address_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"cannot listen at 127.0.0.1, port {port} .*; choose another --port"):
+        with pytest.raises(InputError, match=f"cannot listen at 127.0.0.1, port {port} .*; choose another port"):
             open_socket(Settings(Path("pets"), port=port))
 
 

@@ -72,7 +72,7 @@ class SlurmExecutor:
         if self.kind == SLURM and shutil.which("sbatch") is None:
             raise InputError("there is no Slurm here: the command sbatch was not found; call this on a login node of the cluster")
         if self.gpus != int(self.gpus) or self.cpus != int(self.cpus):
-            raise OptionError("Slurm gives whole CPUs and GPUs; for a share of one, ask for shards: --cluster slurm:gres=shard:1")
+            raise OptionError("Slurm gives whole CPUs and GPUs; for a share of one, ask for shards with slurm:gres=shard:1")
         executor = submitit.AutoExecutor(folder=logs, cluster=self.kind)
         executor.update_parameters(
             name="caprompt",

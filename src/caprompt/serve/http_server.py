@@ -50,7 +50,7 @@ def open_socket(settings: Settings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot listen at {settings.host}, port {settings.port} ({reason}); choose another --port") from error
+        raise InputError(f"cannot listen at {settings.host}, port {settings.port} ({reason}); choose another port") from error
 
 
 def make_address(settings: Settings, listening: socket.socket) -> str:

@@ -96,10 +96,10 @@ class OriginGuard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._is_own_host(split_host(host)):
-            return Problem(403, "this server is not known by that name; use its address, or start it with --allow-host NAME")
+            return Problem(403, "this server is not known by that name; use its address, or 'caprompt serve --allow-host NAME'")
         origin = headers.get("origin")
         if origin is not None and not self._is_own_origin(origin.lower(), host.lower()):
-            return Problem(403, "requests from other web pages are refused; allow one with --origin URL")
+            return Problem(403, "requests from other web pages are refused; allow one by 'caprompt serve --origin URL'")
         if any(part in (".", "..") or "\\" in part or "\0" in part for part in scope["path"].split("/")):
             return Problem(422, "names in addresses must not be '.' or '..' or contain backslashes")
         return None

@@ -159,7 +159,7 @@ class ModelCollection:
     def create(self, name: str) -> ServedModel:
         """Add a model that has learned nothing yet."""
         if not self.settings.many:
-            raise Problem(409, "this server serves one model; start it with --models FOLDER to make others")
+            raise Problem(409, "this server serves one model; to make others, start 'caprompt serve --models FOLDER'")
         try:
             check_model_name(name)
         except InputError as error:
