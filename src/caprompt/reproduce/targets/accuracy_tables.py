@@ -24,6 +24,8 @@ REGRESSION = {
     "alpha": 5.0,
     "beta": 0.2,
     "modulation": 0.0,
+    "readout_blocks": 1,
+    "mirror": False,
 }
 OWN = Row("CAPrompt with ridge", options={**REGRESSION, "learning_rate": 1e-2})
 PROMPT_METHODS = (
