@@ -23,10 +23,17 @@ OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exac
 
 
 def torchrun(count: int, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Start as many processes with torchrun: of a script, or with "-m" of a module."""
+    """Start as many processes with torchrun: of a script, or with "-m" of a module.
+
+    On a busy machine gloo may fail to connect the processes, and then abort instead of raising; that is tried once more.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    for _ in range(2):
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        if "terminate called without an active exception" not in done.stderr:
+            break
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +83,7 @@ def test_a_damaged_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_processes_compute_the_gradients_and_learn_the_labels_of_one(folder: Path, count: int) -> None:
     done = torchrun(count, WORKER, "step", f"step{count}.safetensors", cwd=folder)
     assert done.returncode == 0, done.stderr

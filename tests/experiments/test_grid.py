@@ -160,7 +160,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cells", "jobs", "until"), [(8, 1, (1, 2)), (4, 2, (1,))])
+@pytest.mark.parametrize(("cells", "jobs", "until"), [(6, 1, (1, 2)), (4, 2, (1,))])
 def test_repeatedly_killed_grid_has_the_same_results(
     tmp_path: Path, backbone: Path, cells: int, jobs: int, until: tuple[int, ...]
 ) -> None:

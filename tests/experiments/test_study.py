@@ -269,7 +269,7 @@ def test_killed_study_of_the_digits_ends_as_one_that_was_not(tmp_path: Path, bac
     whole = run("whole")
     assert whole.returncode == 0, whole.stderr
     rng = random.Random(0)
-    for _ in range(4):
+    for _ in range(2):
         killed = run("killed", rng.randint(1, 12), rng.randint(1, 150))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     last = run("killed")

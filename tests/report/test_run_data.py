@@ -127,7 +127,7 @@ def test_results_that_are_no_accuracy_matrix_raise(run_folder: Path, change: Cal
         read_run(run_folder, "run")
 
 
-@pytest.mark.parametrize(("count", "step"), [(200, 5), pytest.param(600, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "step"), [(200, 5), pytest.param(300, 1, marks=pytest.mark.slow)])
 def test_altered_runs_are_rendered_or_raise_one_sentence(runs: Path, tmp_path: Path, count: int, step: int) -> None:
     """Every `step`-th run that can be read is rendered as well, which takes most of the time."""
     folder = tmp_path / "run"
