@@ -1,11 +1,13 @@
 """Calibrated probabilities: scores that mean what they say, fitted without keeping images.
 
-    p(c | x) = (1 - b) softmax(t z(x))_c + b / C
+    p(c | x) = (1 - b) softmax(g(z(x)))_c + b / C,   g(z) = t (2 log 2 / k) log(log(1 + exp(k z)) / log 2)
 
-z(x) are a model's logits for C classes. The temperature factor t corrects how sharp they are, and the background b says how often
-the model is wrong however sure it seems. Both keep the order of the classes. They minimize the negative log-likelihood of images
-that were scored honestly, that is by a model that did not learn from them (`Evidence`): each call of `learn` adds the likelihoods
-of its own images on a grid of (t, b), so that neither images nor features are needed later.
+z(x) are a model's logits for C classes. The temperature factor t corrects how sharp they are. The curvature k makes small logits
+count less: those of a regression are estimates of probabilities, and of a hundred classes nearly all are zero but for noise, which
+a plain softmax adds up. g is linear for large negative z, logarithmic for large z, and t z for k = 0. The background b says how
+often the model is wrong however sure it seems. All of them keep the order of the classes. They minimize the negative log-likelihood
+of images that were scored honestly, that is by a model that did not learn from them (`Evidence`): each call of `learn` adds the
+likelihoods of its own images on a grid of (k, t, b), so that neither images nor features are needed later.
 
 Logits grow less sharp as classes are added, so the newest images count: those of earlier calls only where a call had few.
 
@@ -14,17 +16,21 @@ Shapes: n images, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "GRID",
     "MIN_IMAGES",
     "Calibration",
     "Evidence",
+    "bend",
     "dump_evidence",
     "fit_calibration",
     "load_evidence",
@@ -32,8 +38,11 @@ __all__ = [
     "pool_evidence",
 ]
 
+CURVATURES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # candidates for k
 FACTORS = torch.logspace(-2, 1.5, 71, dtype=torch.float64)  # candidates for t
-BACKGROUNDS = torch.tensor([0, 0.01, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.3, 0.4], dtype=torch.float64)  # candidates for b
+BACKGROUNDS = torch.tensor([0, 0.01, 0.02, 0.05, 0.1, 0.2], dtype=torch.float64)  # candidates for b
+MAX_VALUES = 400_000  # logits that a fit looks at; more would not change it
+GRID = (len(CURVATURES), len(FACTORS), len(BACKGROUNDS))
 LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)  # at which quantiles of the highest probability are stored
 ENOUGH = 200  # images; evidence of earlier calls is used up to this number
 DRIFT_LEVEL, DRIFT_FACTOR, DRIFT_IMAGES = 0.1, 4, 30  # warn if 40 % of 30 images or more are below the quantile of 10 %
@@ -42,10 +51,10 @@ MIN_IMAGES = 8  # below this, a fit would be noise
 
 @dataclass(frozen=True)
 class Evidence:
-    """How well each (t, b) explains the labels of n images that were scored honestly, and how sure the model was of them."""
+    """How well each (k, t, b) explains the labels of n images that were scored honestly, and how sure the model was of them."""
 
     images: int
-    losses: Tensor  # (71, 10), summed negative log-likelihoods
+    losses: Tensor  # (7, 71, 6), summed negative log-likelihoods
     sureness: Tensor  # (101,), quantiles of the highest calibrated probability
 
 
@@ -57,6 +66,7 @@ class Calibration:
     background: float = 0.0
     images: int = 0  # behind the fit; 0 if there was none
     quantiles: tuple[float, ...] = ()
+    curvature: float = 0.0
 
     def apply(self, logits: Tensor) -> Tensor:
         """Return calibrated log-probabilities (n, C); without a fit, the logits as they are.
@@ -67,7 +77,7 @@ class Calibration:
         """
         if not self.images:
             return logits
-        probabilities = (self.factor * logits.double()).softmax(dim=1)
+        probabilities = (self.factor * bend(logits.double(), self.curvature)).softmax(dim=1)
         return ((1 - self.background) * probabilities + self.background / logits.shape[1]).log().to(logits.dtype)
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +119,9 @@ def make_evidence(logits: Tensor, labels: Tensor, optimistic: Tensor | None = No
     weaker form of the model; how sure it is of images of learned classes lies between the two, so quantiles are averaged.
     """
     logits, labels = logits.double().cpu(), labels.cpu()
-    losses = torch.stack([_compute_losses(factor * logits, labels) for factor in FACTORS])
+    step = max(1, logits.numel() // MAX_VALUES)
+    grid = [[_compute_losses(factor * bent, labels[::step]) for factor in FACTORS] for bent in _bend_all(logits[::step])]
+    losses = torch.stack([torch.stack(row) for row in grid]) * len(labels) / len(labels[::step])
     own = _fit(losses, len(labels), ())
     levels = [
         torch.quantile(own.apply(each.double().cpu()).exp().amax(dim=1), LEVELS)
@@ -155,20 +167,38 @@ def dump_evidence(evidence: Sequence[Evidence]) -> dict[str, Tensor]:
 
 
 def load_evidence(tensors: Mapping[str, Tensor]) -> list[Evidence]:
-    """Return what `dump_evidence` was given; nothing for an older model."""
-    if "evidence.images" not in tensors:
+    """Return what `dump_evidence` was given; nothing for an older model, whose evidence is on another grid."""
+    if "evidence.images" not in tensors or tensors["evidence.losses"].shape[1:] != GRID:
         return []
     columns = (tensors[f"evidence.{name}"] for name in ("images", "losses", "sureness"))
     return [Evidence(int(images), losses, sureness) for images, losses, sureness in zip(*columns, strict=True)]
 
 
+def bend(logits: Tensor, curvature: float) -> Tensor:
+    """Return g(z) / t, which is z for a curvature of 0; the order of values is kept.
+
+    >>> bend(torch.tensor([-4.0, 0.0, 4.0]), 1.0)
+    tensor([-5.0497,  0.0000,  2.4362])
+    """
+    if not curvature:
+        return logits
+    scaled = curvature * logits
+    # Far below zero, log(1 + exp(x)) is exp(x), which would underflow.
+    bent = torch.where(scaled < -15, scaled, F.softplus(scaled.clamp_min(-15)).log())
+    return 2 * math.log(2) / curvature * (bent - math.log(math.log(2)))
+
+
+def _bend_all(logits: Tensor) -> Iterator[Tensor]:
+    return (bend(logits, curvature) for curvature in CURVATURES)
+
+
 def _compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed negative log-likelihood for every b: (10,)."""
+    """Return the summed negative log-likelihood for every b: (6,)."""
     true = logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)  # (n,)
-    mixed = (1 - BACKGROUNDS.unsqueeze(1)) * true + BACKGROUNDS.unsqueeze(1) / logits.shape[1]  # (10, n)
+    mixed = (1 - BACKGROUNDS.unsqueeze(1)) * true + BACKGROUNDS.unsqueeze(1) / logits.shape[1]  # (6, n)
     return -mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().sum(dim=1)
 
 
 def _fit(losses: Tensor, images: int, quantiles: tuple[float, ...]) -> Calibration:
-    best = int(losses.argmin())
-    return Calibration(float(FACTORS[best // len(BACKGROUNDS)]), float(BACKGROUNDS[best % len(BACKGROUNDS)]), images, quantiles)
+    curvature, factor, background = (int(index) for index in torch.unravel_index(losses.argmin(), losses.shape))
+    return Calibration(float(FACTORS[factor]), float(BACKGROUNDS[background]), images, quantiles, CURVATURES[curvature])

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
 from torch import Tensor
 
+from caprompt.calibration import GRID
 from caprompt.data.class_names import check_class_name
 from caprompt.errors import DataError, ModelFolderError
 
@@ -21,7 +22,8 @@ Count = Annotated[int, Field(ge=0, le=10**12)]
 Text = InstanceOf[str]  # paths may have bytes that are not UTF-8, which pydantic's own strings cannot have
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-EVIDENCE_SHAPES = {"evidence.losses": (71, 10), "evidence.sureness": (101,)}  # of the evidence of one call
+EVIDENCE_SHAPES = {"evidence.losses": GRID, "evidence.sureness": (101,)}  # of the evidence of one call
+EARLIER_GRID = (71, 10)  # of models before probabilities had a curvature
 PREFIXES = ("method.", "optimizer.")  # of the tensors of a state
 
 
@@ -58,6 +60,7 @@ class _Calibration(_Part):
 
     factor: float = Field(1.0, gt=0)
     background: float = Field(0.0, ge=0, lt=1)
+    curvature: float = Field(0.0, ge=0, le=1000)
     images: Count = 0
     quantiles: list[Annotated[float, Field(ge=0, le=1)]] = Field([], max_length=10_000)
 
@@ -166,7 +169,8 @@ def check_records(records: Mapping[str, Tensor], num_outputs: int) -> None:
     for name, shape in EVIDENCE_SHAPES.items():
         if name not in records:
             raise ModelFolderError(f"it lacks '{name}'")
-        _check_tensor(name, records[name], (len(images), *shape), torch.float64)
+        if records[name].shape[1:] != EARLIER_GRID:
+            _check_tensor(name, records[name], (len(images), *shape), torch.float64)
 
 
 def _check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

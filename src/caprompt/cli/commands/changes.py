@@ -145,6 +145,7 @@ def calibrate(
 
     fitted = editing.calibrate(model, source, skip_bad=skip_bad, backbone=backbone, device=device).calibration
     out.print(
-        f"Calibrated '{model}' on {fitted.images} images: temperature {1 / fitted.factor:.2f}, background {fitted.background:.2f}.",
+        f"Calibrated '{model}' on {fitted.images} images: temperature {1 / fitted.factor:.2f}, curvature {fitted.curvature:g}, "
+        f"background {fitted.background:.2f}.",
         soft_wrap=True,
     )
