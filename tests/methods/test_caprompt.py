@@ -430,3 +430,16 @@ def test_regression_sees_mirrored_images() -> None:
 def test_more_blocks_than_the_backbone_has_are_refused() -> None:
     with pytest.raises(OptionError, match="readout_blocks"):
         make_method((2,), classifier="ridge", readout_blocks=TINY.depth + 1)
+
+
+def test_further_images_of_the_first_task_are_scored_among_all_classes() -> None:
+    """They trained no prompt, so the regression without them is honest; one on a single class's images would be sure of it."""
+    method = make_method((), classifier="ridge", projections=60)
+    rng = torch.Generator().manual_seed(0)
+    method.begin_task(3, rng)
+    batches = [(make_images(), LABELS - 3)]
+    method.prepare(batches, rng)
+    method.consolidate(batches, rng)
+    method.consolidate([(make_images(8)[6:], torch.zeros(2, dtype=torch.long))], rng)
+    assert method.honest_scores is not None
+    assert (method.honest_scores.logits[:, 1:].abs() > 1e-6).all()

@@ -134,7 +134,9 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         description="classifier='ridge': number of last blocks whose class tokens it reads; 'auto' selects it by the first task's "
         "images, each left out in turn",
     )
-    mirror: bool = Field(True, description="classifier='ridge': fit it to mirrored images as well, unless flip is 0")
+    mirror: bool = Field(
+        True, description="classifier='ridge': fit it to mirrored images as well, unless flip is 0 or ridge_strength 'held-out'"
+    )
     exact_sums: bool = Field(
         False,
         description="classifier='ridge': add up features in float64, so that their sums do not depend on their order or on the "
@@ -496,12 +498,17 @@ class CAPrompt(Method):
         chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
         features, labels = shared.gather(self.ridge.join(pairs, candidates[-1] * width), chosen)
         strength = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default
-        self.set_num_blocks(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
+        self.selected_blocks.fill_(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
+        get_communicator().copy_from_first(self.selected_blocks)  # unlike devices may round a near tie differently
+        self.set_num_blocks(int(self.selected_blocks))
 
     @property
     def num_views(self) -> int:
-        """How often the regression is fitted to an image: as it is, and mirrored if training mirrors images too."""
-        return 2 if self.options.mirror and self.options.flip else 1
+        """How often the regression is fitted to an image: as it is, and mirrored if training mirrors images too.
+
+        Not where some images are held out of it to select lambda: their mirror images would not be.
+        """
+        return 2 if self.options.mirror and self.options.flip and self.options.ridge_strength != "held-out" else 1
 
     def make_views(self, images: Tensor) -> list[Tensor]:
         """Return the images as they are, and if the regression is fitted to them, the mirrored ones."""
@@ -542,7 +549,9 @@ class CAPrompt(Method):
         if factor is not None and self.options.ridge_strength != "held-out":
             shared = SharedRows([len(labels) for _, labels in plain_second], communicator)
             rows = [self.ridge.join(part)[0] for view in views for part in view]
-            self.honest_scores = self.score_honestly(factor, rows, self.ridge.join(plain_second)[1], batches, shared, generator)
+            labels = self.ridge.join(plain_second)[1]
+            trained_first = len(self.task_sizes) == 1 and not bool(is_known.any())
+            self.honest_scores = self.score_honestly(factor, rows, labels, trained_first, batches, shared, generator)
 
     def extract_views(self, batches: Batches) -> list[tuple[LabeledFeatures, LabeledFeatures]]:
         """Run both passes over all images, as they are and mirrored: for each view, the features of the first and second pass."""
@@ -559,6 +568,7 @@ class CAPrompt(Method):
         factor: Tensor,
         own_rows: Sequence[Tensor],
         own_labels: Tensor,
+        trained_first: bool,
         batches: Batches,
         shared: SharedRows,
         generator: torch.Generator,
@@ -569,14 +579,15 @@ class CAPrompt(Method):
         it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first task,
         the first pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
         `own_rows` are the features of all images of the call in this process, (n, K D) each: of the first and the second pass,
-        and those of the mirrored images; `own_labels` are their classes.
+        and those of the mirrored images; `own_labels` are their classes. `trained_first` says that the call trained the prompt
+        of the first task.
         """
         assert self.ridge is not None
         chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
         *rows, labels = shared.gather([*own_rows, own_labels], chosen)
         logits, optimistic = self.ridge.compute_left_out(factor, rows, labels, rows[:2])
         scale = self.options.ridge_scale
-        if len(self.task_sizes) == 1:
+        if trained_first:
             unprompted = [[rows[0][:0]] for _ in range(self.num_views)]
             for images, _ in batches:
                 for view, own in zip(self.make_views(images), unprompted, strict=True):
