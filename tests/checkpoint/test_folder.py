@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,23 @@ def test_reader_beside_a_writer_never_sees_damage(tmp_path: Path) -> None:
         num_reads += 1
     writer.join()
     assert num_reads > 5
+
+
+def test_files_are_all_of_one_version(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, make_saved(1))
+    visits = 0
+
+    def collect(files: Iterator[tuple[str, bytes]]) -> dict[str, bytes]:
+        nonlocal visits
+        visits += 1
+        found = dict([next(files)])
+        if visits == 1:  # a writer comes in between
+            checkpoint.write(tmp_path, make_saved(2))
+        return {**found, **dict(files)}
+
+    found = checkpoint.visit_files(tmp_path, collect)
+    assert visits == 2
+    assert found == {name: (tmp_path / name).read_bytes() for name in checkpoint.list_files(tmp_path)}
 
 
 def test_missing_model(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from helpers import read_tree
 from serve.running import RunningServer, png, run_server, write_model
 
-from caprompt import ContinualClassifier
+from caprompt import ContinualClassifier, checkpoint
 from caprompt.client import Client, ServerError
 
 
@@ -86,10 +86,28 @@ def test_a_download_is_the_model(client: Client, tmp_path: Path, backbone: Path)
     assert sorted(ContinualClassifier.load(tmp_path / "copy" / "pets", backbone=backbone).classes) == ["green", "red"]
 
 
+def test_a_download_and_writers_do_not_wait_for_each_other(
+    server: RunningServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caprompt.client.RETRIES", 0)
+    model = server.service.collection.models["pets"]
+    with checkpoint.lock_folder(model.folder):
+        assert zipfile.is_zipfile(client.download("pets", tmp_path / "pets.zip"))
+    assert [path.name for path in model.state.iterdir()] == [".lock"]
+    server.service.in_flight = server.service.settings.limits.in_flight
+    with pytest.raises(ServerError, match="which is the limit") as caught:
+        client.download("pets", tmp_path / "again.zip")
+    assert caught.value.status == 503
+    server.service.in_flight = 0
+    client.download("pets", tmp_path / "again.zip")
+    assert server.service.in_flight == 0
+
+
 def test_models_of_a_folder_and_new_ones(tmp_path: Path, backbone: Path) -> None:
     write_model(tmp_path / "pets", backbone)
     write_model(tmp_path / "my birds", backbone)
     (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
     with run_server(tmp_path, many=True, backbone=str(backbone)) as server, server.client() as client:
         assert [each["name"] for each in client.models()] == ["my-birds", "pets"]
         assert client.create("fish")["classes"] == 0
@@ -111,7 +129,7 @@ def test_models_of_a_folder_and_new_ones(tmp_path: Path, backbone: Path) -> None
 
 
 def test_a_server_of_one_model_makes_no_others(pets: Client) -> None:
-    with pytest.raises(ServerError, match="start it with --models FOLDER") as caught:
+    with pytest.raises(ServerError, match="caprompt serve --models FOLDER") as caught:
         pets.create("fish")
     assert caught.value.status == 409
 

@@ -93,3 +93,18 @@ def test_closing_finishes_what_was_submitted() -> None:
     assert all(future.done() for future in futures)
     with pytest.raises(RuntimeError, match="closed"):
         batcher.submit(model, images(1))  # type: ignore[arg-type]
+
+
+def test_canceled_requests_do_not_end_the_network() -> None:
+    model, batcher = Echo(), Batcher()
+    for others in (1, 0):  # a batch with a canceled request, and one that has nothing else
+        model.may_run.clear()
+        first = batcher.submit(model, images(0))  # type: ignore[arg-type]
+        time.sleep(0.05)
+        canceled = batcher.submit(model, images(1))  # type: ignore[arg-type]
+        rest = [batcher.submit(model, images(2)) for _ in range(others)]  # type: ignore[arg-type]
+        assert canceled.cancel()
+        model.may_run.set()
+        assert [future.result(5).logits.tolist() for future in (first, *rest)] == [[[0]], [[2]]][: 1 + others]
+    assert batcher.submit(model, images(3)).result(5).logits.tolist() == [[3]]  # type: ignore[arg-type]
+    batcher.close()

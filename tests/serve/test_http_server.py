@@ -53,6 +53,8 @@ def test_tokens_and_addresses() -> None:
     assert local.token is None
     open_one = complete_settings(Settings(Path("pets"), host="0.0.0.0", backbone="x"))
     assert open_one.token is not None
+    behind_proxy = complete_settings(Settings(Path("pets"), allowed_hosts=("pets.example",), backbone="x"))
+    assert behind_proxy.token is not None, "the proxy lets others reach the loopback address"
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert make_address(local, listening) == f"http://127.0.0.1:{port}/"
@@ -132,3 +134,35 @@ def test_the_token_of_the_environment_is_used(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "the token is too short" in done.stderr
+
+
+def test_connections_beyond_the_limit_are_closed(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caprompt.serve.http_server.MAX_CONNECTIONS", 2)
+    request = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with run_server(write_model(tmp_path / "pets", backbone)) as server:
+        with (
+            socket.create_connection(server.address, timeout=5),  # idle
+            socket.create_connection(server.address, timeout=5) as second,
+        ):
+            second.sendall(request)
+            assert second.recv(10_000).startswith(b"HTTP/1.1 200")
+            with socket.create_connection(server.address, timeout=5) as third:
+                assert third.recv(10) == b""
+        deadline = time.monotonic() + 5
+        while server.server.server_state.connections:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with socket.create_connection(server.address, timeout=5) as fourth:
+            fourth.sendall(request)
+            assert fourth.recv(10_000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")
+def test_a_server_may_open_as_many_files_as_the_system_allows() -> None:
+    script = (
+        "import resource; from caprompt.serve.http_server import raise_file_limit\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard)); raise_file_limit()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

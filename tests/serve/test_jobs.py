@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from serve.running import png, pngs, start_command, write_model
 from caprompt import ContinualClassifier, checkpoint
 from caprompt.client import Client, ServerError
 from caprompt.errors import ModelFolderError
-from caprompt.serve.jobs import Job, JobStore
+from caprompt.serve.jobs import Job, JobStore, run_worker
 
 
 def wait_for_checkpoint(folder: Path, client: Client, job: str) -> None:
@@ -126,3 +129,22 @@ def test_the_time_left_follows_from_the_progress() -> None:
     job.update(progress=0.55)
     left: Any = job.describe()["seconds_left"]
     assert left == pytest.approx(9, abs=0.5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script")
+def test_a_process_whose_messages_cannot_be_read_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho this is not JSON\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("caprompt.serve.jobs.sys.executable", str(script))
+    store = JobStore(tmp_path / "jobs")
+    job = store.create("learn", {})
+
+    async def never(job: Job, last: object) -> None:
+        raise AssertionError
+
+    with pytest.raises(json.JSONDecodeError):
+        asyncio.run(run_worker(job, store.path(job), 1, never))
+    assert job.process is not None
+    assert job.process.returncode == -signal.SIGKILL
+    assert [path.name for path in store.folder.iterdir()] == [f"{job.id}.json"]

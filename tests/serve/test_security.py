@@ -94,6 +94,17 @@ def test_a_foreign_origin_is_refused(guarded: RunningServer, origin: str, method
     assert "Access-Control-Allow-Origin" not in response.headers
 
 
+def test_parts_of_a_foreign_page_are_refused_but_links_to_the_page_work(guarded: RunningServer) -> None:
+    foreign = {"Sec_Fetch_Site": "cross-site", **BEARER}
+    for path in ("/api/v1/models", "/api/v1/models/pets/download", "/api/v1/models/pets/thumbnail?name=red"):
+        response, answer = ask(guarded, path, **foreign)
+        assert response.status == 403
+        assert "other web pages" in answer["error"]
+    assert ask(guarded, "/", **foreign)[0].status == 200
+    assert ask(guarded, "/api/v1/models", Origin="https://lab.example", **foreign)[0].status == 200
+    assert ask(guarded, "/api/v1/models", Sec_Fetch_Site="same-origin", **BEARER)[0].status == 200
+
+
 def test_the_own_page_and_allowed_ones_may_ask(guarded: RunningServer) -> None:
     own = guarded.url.rstrip("/")
     assert ask(guarded, "/api/v1/models", Origin=own, **BEARER)[0].status == 200
@@ -114,6 +125,7 @@ def test_answers_have_the_headers_that_keep_browsers_safe(guarded: RunningServer
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
         assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert headers["Permissions-Policy"] == "camera=(self)"
         assert "Server" not in headers
 

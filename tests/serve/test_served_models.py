@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 from helpers import caprompt, squares
-from serve.running import RunningServer, png, run_server, write_model
+from serve.running import RunningServer, png, pngs, run_server, write_model
 
 from caprompt import ContinualClassifier
 from caprompt.classifier import editing
 from caprompt.errors import InputError, ModelFolderError
+from caprompt.serve.jobs import JobStore
+from caprompt.serve.state_folder import find_state_folder
 
 
 def test_a_second_server_of_a_model_is_refused(pets_server: RunningServer) -> None:
@@ -60,6 +63,44 @@ def test_a_damaged_model_is_refused_at_the_start(tmp_path: Path, backbone: Path)
     (folder / "state.safetensors").write_bytes(b"damaged")
     with pytest.raises(ModelFolderError, match="does not match its hash"), run_server(folder):
         pass
+
+
+def test_a_folder_of_models_is_served_without_those_that_cannot_be(
+    tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("caprompt.serve.service.RELOAD_INTERVAL", 0.05)
+    folder = write_model(tmp_path / "pets", backbone)
+    for name in ("aux", "birds"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "birds" / "state.safetensors").write_bytes(b"damaged")
+    with run_server(tmp_path, many=True, reload_models=True) as server, server.client() as client:
+        assert [each["name"] for each in client.models()] == ["pets"]
+        time.sleep(0.3)
+        assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+            f"'{tmp_path / name}' is not served" for name in ("aux", "birds")
+        ]
+        shutil.copy(folder / "state.safetensors", tmp_path / "birds")
+        wait_until(lambda: len(client.models()) == 2)
+
+
+@pytest.mark.parametrize("left", [[], [".lock"]])
+def test_a_model_whose_first_lesson_was_interrupted_is_served(tmp_path: Path, backbone: Path, left: list[str]) -> None:
+    if left:  # by a process that was killed
+        (tmp_path / "fish").mkdir()
+        (tmp_path / "fish" / ".lock").write_bytes(b"")
+    job = JobStore(find_state_folder(tmp_path / "fish") / "jobs").create(
+        "learn", {"calls": 0, "identity": None, "upload": "0" * 16}
+    )
+    with run_server(tmp_path, many=True, backbone=str(backbone)) as server, server.client() as client:
+        assert [(each["name"], each["job"]) for each in client.models()] == [("fish", job.id)]
+        assert client.undo("fish")["classes"] == 0
+        assert client.jobs("fish")[0]["state"] == "canceled"
+        upload, _ = client.upload("fish", {"red": pngs("red", 1)})
+    with run_server(tmp_path, many=True, backbone=str(backbone)) as server, server.client() as client:
+        client._ask("DELETE", f"/models/fish/uploads/{upload}")
+    with run_server(tmp_path, many=True, backbone=str(backbone)) as server, server.client() as client:
+        assert client.models() == []
+        assert client.create("fish")["name"] == "fish"
 
 
 def test_a_folder_of_photos_is_not_served_as_a_model(tmp_path: Path) -> None:

@@ -77,6 +77,19 @@ def test_a_class_can_be_removed(tmp_path: Path) -> None:
     assert len(list(upload.folder.glob("0*"))) == 3
 
 
+def test_an_upload_that_a_job_uses_does_not_change(tmp_path: Path) -> None:
+    upload = UploadStore(tmp_path).create()
+    add(upload, "a", "1.png", b"1")
+    upload.freeze()
+    with pytest.raises(InputError, match="being taught"):
+        add(upload, "a", "2.png", b"2")
+    with pytest.raises(InputError, match="being taught"):
+        upload.remove_class("a")
+    assert UploadStore(tmp_path).get(upload.identifier).count() == {"a": 1}
+    upload.frozen = False
+    assert add(upload, "a", "2.png", b"2") is None
+
+
 def test_uploads_are_limited_and_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caprompt.serve.uploads.MAX_UPLOADS", 2)
     monkeypatch.setattr("caprompt.serve.uploads.MAX_IMAGES", 1)

@@ -140,3 +140,20 @@ def test_a_job_that_is_killed_leaves_the_old_or_the_new_model_and_can_be_resumed
         assert result["same_result"], result
         assert (result["lessons"], result["left"]) == (2, False), result
     assert {result["version"] for result in results} == {"old", "new"}, "the kills should have met both versions"
+
+
+def test_what_libraries_print_is_no_message(tmp_path: Path) -> None:
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"kind": "export"}))
+    script = (
+        "import os, sys; from caprompt.serve import worker\n"
+        "worker.export = lambda job, report: (print('noise'), os.system('echo noise'), {'bytes': 1})[-1]\n"
+        "sys.exit(worker.main([sys.argv[1]]))"
+    )
+    words = [sys.executable, "-c", script, str(job)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as process:  # type: ignore[call-overload]
+        lines, noise = process.stdout.read(), process.stderr.read()
+        assert process.wait() == 0
+    assert json.loads(lines) == {"result": {"bytes": 1}}
+    assert noise.count("noise") == 2

@@ -17,6 +17,7 @@ from caprompt.checkpoint.folder import (
     read_config,
     read_identity,
     revert,
+    visit_files,
     write,
 )
 from caprompt.checkpoint.lock import lock_folder
@@ -37,5 +38,6 @@ __all__ = [
     "read_config",
     "read_identity",
     "revert",
+    "visit_files",
     "write",
 ]

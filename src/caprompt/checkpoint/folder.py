@@ -48,6 +48,7 @@ __all__ = [
     "read_config",
     "read_identity",
     "revert",
+    "visit_files",
     "write",
 ]
 
@@ -156,6 +157,24 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 def read_identity(folder: Path) -> str:
     """Return the hash that identifies the version of a model in a folder: equal only for equal files."""
     return _hash_config(read_config(folder))
+
+
+def visit_files(folder: Path, visit: Callable[[Iterator[tuple[str, bytes]]], T]) -> T:
+    """Call `visit` with the names and verified contents of the files of one version; again, if a writer came in between."""
+    return _retry(lambda folder: visit(_iterate_files(folder)), folder)
+
+
+def _iterate_files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    config = _read_checked_config(folder)
+    for name, digest in config["files"].items():
+        yield name, _read_checked_file(folder, name, digest)
+    evaluation = get_current_path(folder, EVALUATION)
+    if evaluation.is_file():
+        yield EVALUATION, evaluation.read_bytes()
+    content = get_current_path(folder, CONFIG).read_bytes()
+    if json.loads(content) != {**config, "sha256": _hash_config(config)}:
+        raise ModelFolderError(f"'{folder}' is being changed by another call; try again")
+    yield CONFIG, content
 
 
 def _retry(reader: Callable[[Path], T], folder: Path) -> T:

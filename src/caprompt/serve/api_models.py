@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
+import os
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, Response, StreamingResponse
 
 from caprompt import __version__, checkpoint
 from caprompt.classifier import ContinualClassifier, editing
@@ -31,11 +33,11 @@ from caprompt.serve.schemas import (
 )
 from caprompt.serve.served_models import ServedModel
 from caprompt.serve.service import Service
-from caprompt.utils.files import get_current_path
 
 __all__ = ["router"]
 
 router = APIRouter()
+CHUNK = 1 << 18  # bytes of a download that are read at once
 
 
 @router.get("/health", response_model=Health)
@@ -48,7 +50,7 @@ async def health(service: Server) -> dict[str, Any]:
 @router.get("/models", response_model=list[ModelSummary])
 async def list_models(service: Server) -> list[dict[str, Any]]:
     """List the models of this server."""
-    return [_summarize(service, model) for model in service.collection.models.values()]
+    return [_summarize(service, model) for model in list(service.collection.models.values())]
 
 
 @router.post("/models", status_code=201, response_model=ModelSummary)
@@ -124,8 +126,7 @@ async def join(service: Server, model: Model, body: JoinRequest) -> dict[str, An
 @router.post("/models/{model}/forget", response_model=ModelDetails)
 async def forget(service: Server, model: Model, body: ForgetRequest) -> dict[str, Any]:
     """Remove a class and every trace of it; this cannot be undone."""
-    device = service.settings.device
-    await service.edit(model, lambda folder: editing.forget(folder, body.name, approximate=body.approximate, device=device))
+    await service.forget(model, body.name, body.approximate)
     return await asyncio.to_thread(_describe, service, model)
 
 
@@ -135,32 +136,51 @@ async def download(
 ) -> Response:
     """Return the model folder, or what an export job has written, as a zip file."""
     model.require_loaded()
-    content = await asyncio.to_thread(_zip_model if format == "model" else _zip_export, model, format)
+    service.admit()
+    try:
+        file = await asyncio.to_thread(_zip_model if format == "model" else _zip_export, model, format)
+    finally:
+        service.release()
     name = f"{model.name}.zip" if format == "model" else f"{model.name}-{format}.zip"
-    return Response(content, media_type="application/zip", headers={"Content-Disposition": f'attachment; filename="{name}"'})
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(os.fstat(file.fileno()).st_size)}
+    return StreamingResponse(_read_chunks(file), media_type="application/zip", headers=headers)
 
 
-def _zip_model(model: ServedModel, format: str) -> bytes:
-    """Pack the current version of a model, without earlier ones, all files of one version."""
-    with refuse(409, model.folder, model.name), checkpoint.lock_folder(model.folder):
-        names = checkpoint.list_files(model.folder)
-        return _zip({f"{model.name}/{name}": get_current_path(model.folder, name) for name in names})
+def _read_chunks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        file.seek(0)
+        while chunk := file.read(CHUNK):
+            yield chunk
 
 
-def _zip_export(model: ServedModel, format: str) -> bytes:
+def _zip_model(model: ServedModel, format: str) -> IO[bytes]:
+    """Pack the current version of a model, without earlier ones, all files of one version; writers need not wait for it."""
+
+    def write(files: Iterator[tuple[str, bytes]]) -> IO[bytes]:
+        return _zip(model, ((f"{model.name}/{name}", content) for name, content in files))
+
+    with refuse(409, model.folder, model.name):
+        return checkpoint.visit_files(model.folder, write)
+
+
+def _zip_export(model: ServedModel, format: str) -> IO[bytes]:
     path = model.state / "exports" / (f"{model.name}.onnx" if format == "onnx" else f"{model.name}-page")
     if not path.exists():
         raise Problem(404, f"there is no export of this version of '{model.name}'; start a job of kind 'export' first")
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-    return _zip({str(each.relative_to(path.parent)): each for each in files})
+    return _zip(model, ((str(each.relative_to(path.parent)), each.read_bytes()) for each in files))
 
 
-def _zip(files: Mapping[str, Path]) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, path in files.items():
-            archive.write(path, name)
-    return content.getvalue()
+def _zip(model: ServedModel, files: Iterator[tuple[str, bytes]]) -> IO[bytes]:
+    """Return a file without a name, on the disk of the model: it is gone as soon as it is closed."""
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=model.state))
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for name, content in files:
+                archive.writestr(name, content)
+        file.flush()
+        stack.pop_all()
+        return file
 
 
 def _summarize(service: Service, model: ServedModel) -> dict[str, Any]:

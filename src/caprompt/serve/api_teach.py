@@ -22,7 +22,7 @@ from caprompt.serve.problems import Problem
 from caprompt.serve.schemas import ClassName, JobReply, JobRequest, UploadChange, UploadReply
 from caprompt.serve.served_models import ServedModel
 from caprompt.serve.service import Service
-from caprompt.serve.uploads import FileProblem, Upload, clean_label
+from caprompt.serve.uploads import FROZEN, FileProblem, Upload, clean_label
 
 __all__ = ["router"]
 
@@ -70,6 +70,8 @@ async def add_images(request: Request, service: Server, model: Model, upload: st
     service.admit()
     try:
         results = await service.map_images(lambda image: _stage(service, model, found, name, image), images)
+    except InputError as error:  # a job has started meanwhile
+        raise Problem(409, str(error)) from error
     finally:
         service.release()
     problems = [result for result in results if result is not None]
@@ -81,7 +83,11 @@ async def remove_images(service: Server, model: Model, upload: str, label: Label
     """Remove the images of a class from an upload."""
     found = service.find_upload(model, upload)
     _refuse_in_use(service, model, upload)
-    await asyncio.to_thread(found.remove_class, _clean(label))
+    name = _clean(label)
+    try:
+        await asyncio.to_thread(found.remove_class, name)
+    except InputError as error:  # a job has started meanwhile
+        raise Problem(409, str(error)) from error
     return _describe_upload(model, found, 0, found.problems)
 
 
@@ -109,7 +115,7 @@ def _clean(label: str) -> str:
 def _refuse_in_use(service: Service, model: ServedModel, upload: str) -> None:
     job = service.jobs(model).find_open()
     if job is not None and job.request.get("upload") == upload:
-        raise Problem(409, "these images are being taught; wait until the job has ended, or cancel it")
+        raise Problem(409, FROZEN)
 
 
 def _describe_upload(model: ServedModel, upload: Upload, accepted: int, problems: list[FileProblem]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _make_routes(lifespan: Any, middleware: list[Middleware]) -> FastAPI:
 async def show_metrics(request: Request) -> PlainTextResponse:
     """Return counters in the text format of Prometheus."""
     service: Service = request.app.state.service
-    stores = [service.jobs(model) for model in service.collection.models.values()]
+    stores = [service.jobs(model) for model in list(service.collection.models.values())]
     gauges = {
         "caprompt_models": len(service.collection.models),
         "caprompt_requests_in_flight": service.in_flight,

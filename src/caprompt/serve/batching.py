@@ -87,24 +87,26 @@ class Batcher:
     def _gather(self) -> list[_Request]:
         """Wait for requests and return those of the next batch, all for one version of a model; none after the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if not self._waiting:
-                return []
-            deadline = self._waiting[0].arrived + MAX_WAIT
-            while self.expected and not self._closed and sum(len(each.images) for each in self._waiting) < MAX_BATCH:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
-            return self._take()
+            while self._changed.wait_for(lambda: self._waiting or self._closed) and self._waiting:
+                deadline = self._waiting[0].arrived + MAX_WAIT
+                while self.expected and not self._closed and sum(len(each.images) for each in self._waiting) < MAX_BATCH:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._changed.wait(left):
+                        break
+                if taken := self._take():
+                    return taken
+            return []
 
     def _take(self) -> list[_Request]:
+        """Remove the next requests and return those whose clients still wait: the rest were canceled."""
         model, count = self._waiting[0].model, 0
         taken: list[_Request] = []
         for request in list(self._waiting):
             if request.model is model and (not taken or count + len(request.images) <= MAX_BATCH):
-                taken.append(request)
                 self._waiting.remove(request)
-                count += len(request.images)
+                if request.future.set_running_or_notify_cancel():
+                    taken.append(request)
+                    count += len(request.images)
         return taken
 
 

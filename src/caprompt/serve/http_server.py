@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from caprompt.errors import InputError
 from caprompt.serve.settings import Settings, is_loopback
 
-__all__ = ["check_packages", "complete_settings", "make_address", "make_server", "open_socket", "run"]
+__all__ = ["check_packages", "complete_settings", "make_address", "make_server", "open_socket", "raise_file_limit", "run"]
 
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 MAX_CONNECTIONS = 900  # below the 1024 files that a process may commonly have open
@@ -32,7 +33,7 @@ def complete_settings(settings: Settings) -> Settings:
     """Return settings with a token where the address needs one, and the backbone of new models."""
     if settings.token is not None and len(settings.token) < 8:
         raise InputError("the token is too short to be safe; give one of 8 characters or more")
-    if settings.token is None and not is_loopback(settings.host):
+    if settings.token is None and (settings.allowed_hosts or not is_loopback(settings.host)):  # with another name, for a proxy
         settings = replace(settings, token=secrets.token_urlsafe(24))
     if settings.backbone is None:
         from caprompt.backbones.recommendation import find_present, recommend
@@ -66,8 +67,19 @@ def run(settings: Settings, announce: Callable[[str], None]) -> None:
 
     The settings are complete (`complete_settings`).
     """
+    raise_file_limit()
     with open_socket(settings) as listening:
         asyncio.run(_serve(settings, listening, announce))
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many files and connections open as the system allows it to."""
+    if sys.platform != "win32":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with suppress(OSError, ValueError):  # macOS allows fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
@@ -107,7 +119,6 @@ def make_server(app: Any, service: Any) -> Any:
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
@@ -115,13 +126,17 @@ def make_server(app: Any, service: Any) -> Any:
 
 
 def _make_protocol(header_seconds: float) -> Any:
-    """Return uvicorn's protocol with a limit on the time that a client takes to send the headers of a request."""
+    """Return uvicorn's protocol with limits on connections and on the time that a client takes to send the headers of a request."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedProtocol(H11Protocol):
         header_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
+            if len(self.connections) >= MAX_CONNECTIONS:  # also idle ones, which are not requests yet
+                self.transport = transport
+                transport.close()
+                return
             super().connection_made(transport)
             self._watch_headers()
 

@@ -160,29 +160,41 @@ async def run_worker(job: Job, record: Path, threads: int, finish: Callable[[Job
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     request = record.with_suffix(REQUEST_SUFFIX)
     content = json.dumps({**job.request, "kind": job.kind})
-    await asyncio.to_thread(request.write_text, content, encoding="utf-8")
-    job.process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "caprompt.serve.worker",
-        str(request),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=environment,
-        limit=MAX_LINE,
-        start_new_session=True,  # Ctrl-C in the terminal is for the server, which then ends its jobs
-    )
+    try:
+        await asyncio.to_thread(request.write_text, content, encoding="utf-8")
+        job.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "caprompt.serve.worker",
+            str(request),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            limit=MAX_LINE,
+            start_new_session=True,  # Ctrl-C in the terminal is for the server, which then ends its jobs
+        )
+        last = await _follow(job, job.process)
+    finally:
+        if job.process is not None and job.process.returncode is None:  # its messages could not be read
+            with suppress(ProcessLookupError):
+                job.process.kill()
+            await job.process.wait()
+        await asyncio.to_thread(request.unlink, missing_ok=True)
+    await finish(job, last)
+
+
+async def _follow(job: Job, process: asyncio.subprocess.Process) -> Mapping[str, Any]:
+    """Take in the progress that a process reports until it ends, and return its last message."""
     if job.is_killed:  # meanwhile
         job.kill()
     job.update(state="running", started=time.monotonic())
     last: Mapping[str, Any] = {}
-    assert job.process.stdout is not None
-    async for line in job.process.stdout:
+    assert process.stdout is not None
+    async for line in process.stdout:
         message = json.loads(line)
         if "progress" in message:
             job.update(progress=message["progress"], stage=message["stage"])
         else:
             last = message
-    await job.process.wait()
-    await asyncio.to_thread(request.unlink, missing_ok=True)
-    await finish(job, last)
+    await process.wait()
+    return last

@@ -11,6 +11,7 @@ __all__ = ["Histogram", "ServerMetrics", "format_line", "read_resident_bytes"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64)
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})  # others, which clients invent, count as one
 
 
 class Histogram:
@@ -56,7 +57,7 @@ class ServerMetrics:
     def add_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
         with self._lock:
-            self.requests[route, method, status] += 1
+            self.requests[route, method if method in METHODS else "other", status] += 1
             self.request_seconds[route].add(seconds)
 
     def add_batch(self, images: int, seconds: float) -> None:

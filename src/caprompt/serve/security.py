@@ -37,6 +37,7 @@ POLICY = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self)",
 }
 
@@ -98,7 +99,11 @@ class OriginGuard:
         if len(headers.getlist("host")) != 1 or not self._is_own_host(split_host(host)):
             return Problem(403, "this server is not known by that name; use its address, or 'caprompt serve --allow-host NAME'")
         origin = headers.get("origin")
-        if origin is not None and not self._is_own_origin(origin.lower(), host.lower()):
+        if origin is None:  # as for an image of a foreign page; a link there may lead to the page of this server
+            is_foreign = headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
+        else:
+            is_foreign = not self._is_own_origin(origin.lower(), host.lower())
+        if is_foreign:
             return Problem(403, "requests from other web pages are refused; allow one by 'caprompt serve --origin URL'")
         if any(part in (".", "..") or "\\" in part or "\0" in part for part in scope["path"].split("/")):
             return Problem(422, "names in addresses must not be '.' or '..' or contain backslashes")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from caprompt import checkpoint
-from caprompt.checkpoint.model import IN_PROGRESS
+from caprompt.checkpoint.model import IN_PROGRESS, find_foreign_file
 from caprompt.classifier import ContinualClassifier
 from caprompt.classifier.info import ModelInfo, measure_files
 from caprompt.classifier.state import check_local_folder
@@ -23,16 +24,25 @@ from caprompt.data.samples import Samples
 from caprompt.data.transforms import render
 from caprompt.engine.inference import PredictorCache, choose_batch_size
 from caprompt.engine.inputs import InputPipeline
-from caprompt.errors import InputError
+from caprompt.errors import CapromptError, InputError
 from caprompt.methods.base import MethodOutput
 from caprompt.protocols import is_released
 from caprompt.serve.decoding import decode_untrusted
 from caprompt.serve.problems import Problem
 from caprompt.serve.settings import Settings
-from caprompt.serve.state_folder import check_model_name, hold_server_lock, make_model_name
+from caprompt.serve.state_folder import (
+    STATE_FOLDER,
+    check_model_name,
+    find_state_folder,
+    has_work,
+    hold_server_lock,
+    make_model_name,
+)
 from caprompt.utils.files import get_current_path
 
 __all__ = ["LoadedModel", "ModelCollection", "ServedModel"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +105,11 @@ class ServedModel:
         self.changing = asyncio.Lock()  # held by edits and by the start and end of jobs
         self._loading = threading.Lock()
 
+    @property
+    def identity(self) -> str | None:
+        """The hash that identifies the version in memory."""
+        return self.loaded.classifier.identity if self.loaded else None
+
     def reload(self) -> LoadedModel | None:
         """Load the current version of the folder, unless it is loaded; predictions go on from the one before meanwhile."""
         with self._loading:
@@ -131,20 +146,22 @@ class ModelCollection:
         self.settings = settings
         self.folder = settings.folder.expanduser().absolute()
         self.models: dict[str, ServedModel] = {}
-        self._locks = ExitStack()
+        self._locks: dict[str, ExitStack] = {}  # by model
+        self._left_out: set[Path] = set()
 
     def open(self) -> None:
-        """Lock and load every model; raise if one is served already, or cannot be loaded."""
+        """Lock and load every model; raise if one is served already, or if a single one cannot be loaded."""
         try:
             for folder in self._list_folders():
-                self._add(make_model_name(folder), folder).reload()
+                self._include(folder)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Let other servers have the models."""
-        self._locks.close()
+        while self._locks:  # the first one has made the folder of all, and deletes it last
+            self._locks.popitem()[1].close()
 
     def get(self, name: str) -> ServedModel:
         """Return a model by its name; an invalid or unknown one is a refusal."""
@@ -165,37 +182,84 @@ class ModelCollection:
         except InputError as error:
             raise Problem(422, str(error)) from error
         folder = self.folder / name
-        if name.lower() in (other.lower() for other in self.models) or folder.exists():
-            raise Problem(409, f"there is a model '{name}' already; choose another name")
         try:
+            if name.lower() in (other.lower() for other in list(self.models)) or _is_taken(folder):
+                raise Problem(409, f"there is a model '{name}' already; choose another name")
             return self._add(name, folder)
-        except InputError as error:
+        except (OSError, InputError) as error:
             raise Problem(409, str(error)) from error
 
     def find_new(self) -> None:
         """Add models that have appeared in the folder since; those of another server are left to it."""
-        known = {model.folder for model in self.models.values()}
+        known = {model.folder for model in list(self.models.values())}
         for folder in self._list_folders():
             if folder not in known and make_model_name(folder) not in self.models:
-                try:
-                    self._add(make_model_name(folder), folder).reload()
-                except InputError:
-                    continue
+                with suppress(InputError):
+                    self._include(folder)
 
     def _list_folders(self) -> list[Path]:
         if not self.settings.many:
             check_local_folder(self.folder)
             return [self.folder]
         self.folder.mkdir(parents=True, exist_ok=True)
-        return [path for path in sorted(self.folder.iterdir()) if not path.name.startswith(".") and _is_model(path)]
+        states = self.folder / STATE_FOLDER  # also of models whose first lesson was interrupted, which may have no folder yet
+        names = {path.name for folder in (self.folder, states) if folder.is_dir() for path in folder.iterdir()}
+        return [self.folder / name for name in sorted(names) if not name.startswith(".") and self._is_served(self.folder / name)]
+
+    def _is_served(self, folder: Path) -> bool:
+        try:
+            found = _is_model(folder) or (has_work(find_state_folder(folder)) and not _is_taken(folder))
+            if found:
+                make_model_name(folder)
+        except (OSError, InputError) as error:
+            self._leave_out(folder, error)
+            return False
+        return found
+
+    def _include(self, folder: Path) -> None:
+        """Add and load a model; one of many that cannot be read is left out."""
+        try:
+            self._add(make_model_name(folder), folder)
+        except _UnreadableError as error:
+            self._leave_out(folder, error.reason)
+        except OSError as error:
+            self._leave_out(folder, error)
+
+    def _leave_out(self, folder: Path, error: Exception) -> None:
+        """Say once why a folder is not served; raise if it is the only one."""
+        if not self.settings.many:
+            raise error
+        if folder not in self._left_out:
+            self._left_out.add(folder)
+            log.warning("'%s' is not served: %s", folder, error)
 
     def _add(self, name: str, folder: Path) -> ServedModel:
         if name in self.models:
             raise InputError(f"'{self.models[name].folder}' and '{folder}' would both be served as '{name}'; rename one of them")
-        state = self._locks.enter_context(hold_server_lock(folder))
-        self.models[name] = ServedModel(name, folder, state, self.settings.device)
-        return self.models[name]
+        with ExitStack() as lock:
+            state = lock.enter_context(hold_server_lock(folder))
+            model = ServedModel(name, folder, state, self.settings.device)
+            try:
+                model.reload()
+            except (OSError, CapromptError) as error:
+                raise _UnreadableError(error) from error
+            self._locks[name] = lock.pop_all()
+        self.models[name] = model
+        return model
+
+
+class _UnreadableError(Exception):
+    """A model could be locked but not loaded."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 def _is_model(folder: Path) -> bool:
     return checkpoint.exists(folder) or checkpoint.exists(folder / IN_PROGRESS)
+
+
+def _is_taken(folder: Path) -> bool:
+    """Return whether no new model can be made in a folder; one that a stopped lesson has left empty can be used."""
+    return _is_model(folder) or find_foreign_file(folder) is not None or (folder.exists() and not folder.is_dir())

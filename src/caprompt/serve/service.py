@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,19 +16,22 @@ from typing import Any, TypeVar
 from caprompt import checkpoint
 from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
 from caprompt.classifier import ContinualClassifier, editing
+from caprompt.data.class_names import normalize_class_name
 from caprompt.errors import CapromptError, InputError
 from caprompt.serve.batching import Batcher
-from caprompt.serve.jobs import Job, JobStore, run_worker
+from caprompt.serve.jobs import ENDED, Job, JobStore, run_worker
 from caprompt.serve.metrics import ServerMetrics
 from caprompt.serve.problems import Problem, name_folder, refuse
 from caprompt.serve.served_models import ModelCollection, ServedModel
 from caprompt.serve.settings import Settings
 from caprompt.serve.thumbnails import ThumbnailStore
 from caprompt.serve.uploads import Upload, UploadStore
+from caprompt.serve.worker import read_images, split_held_out
 from caprompt.utils.devices import resolve_device
 
 __all__ = ["Service"]
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Item = TypeVar("Item")
 RELOAD_INTERVAL = 2.0  # seconds between two looks at the model folders
@@ -80,28 +85,37 @@ class Service:
 
     async def _clean_regularly(self) -> None:
         while True:
-            for model in self.collection.models.values():
-                in_use = [
-                    job.request.get("upload", "")
-                    for job in self.jobs(model).jobs.values()
-                    if job.state == "interrupted" or job.is_active
-                ]
-                await asyncio.to_thread(self.uploads(model).remove_expired, in_use)
+            for model in list(self.collection.models.values()):
+                try:
+                    in_use = [job.request.get("upload", "") for job in self.jobs(model).jobs.values() if job.state not in ENDED]
+                    await asyncio.to_thread(self.uploads(model).remove_expired, in_use)
+                except Exception:  # the next look may do better
+                    log.exception("old uploads of '%s' could not be deleted", model.name)
             await asyncio.sleep(CLEAN_INTERVAL)
 
     async def _reload_regularly(self) -> None:
         """Take in models that were taught elsewhere."""
-        stamps = {model.name: model.read_stamp() for model in self.collection.models.values()}
+        stamps = {model.name: model.read_stamp() for model in list(self.collection.models.values())}
         while True:
             await asyncio.sleep(RELOAD_INTERVAL)
-            if self.settings.many:
-                await asyncio.to_thread(self.collection.find_new)
-            for model in list(self.collection.models.values()):
-                stamp = model.read_stamp()
-                if stamp != stamps.get(model.name):
-                    with suppress(CapromptError):  # it is being written; the next look sees the rest
-                        await asyncio.to_thread(model.reload)
-                        stamps[model.name] = stamp
+            try:
+                if self.settings.many:
+                    await asyncio.to_thread(self.collection.find_new)
+                for model in list(self.collection.models.values()):
+                    stamp = model.read_stamp()
+                    if stamp != stamps.get(model.name):
+                        with suppress(CapromptError):  # it is being written; the next look sees the rest
+                            await self._reload(model)
+                            stamps[model.name] = stamp
+            except Exception:  # the next look may do better
+                log.exception("models that were taught elsewhere could not be taken in")
+
+    async def _reload(self, model: ServedModel) -> None:
+        """Load the current version of a model, and remove what belonged to the one before, if it is another."""
+        before = model.identity
+        await asyncio.to_thread(model.reload)
+        if model.identity != before:
+            self._tidy(model)
 
     # -- parts of a model ------------------------------------------------------------------------------------------------------
 
@@ -160,9 +174,36 @@ class Service:
     async def undo(self, model: ServedModel) -> None:
         """Undo the last change; a lesson that was interrupted is discarded with its job."""
         open_job = self.jobs(model).find_open()
+        if open_job is not None and open_job.state == "interrupted" and open_job.kind == "learn":
+            with refuse(409, model.folder, model.name):
+                identity = await asyncio.to_thread(_read_identity, model.folder)
+            if identity == open_job.request["identity"]:  # it has not changed the model yet, so there is nothing else to undo
+                await self.cancel_job(model, open_job)
+                return
         await self.edit(model, editing.undo)
         if open_job is not None and open_job.state == "interrupted" and not has_stopped_call(model.folder):
             await self._end(model, open_job, state="canceled")
+
+    async def forget(self, model: ServedModel, name: str, approximate: bool) -> None:
+        """Remove a class from a model, and from everything that is kept beside it."""
+
+        def change(folder: Path) -> ContinualClassifier:
+            changed = editing.forget(folder, name, approximate=approximate, device=self.settings.device)
+            self._erase(model, normalize_class_name(name))
+            return changed
+
+        await self.edit(model, change)
+
+    def _erase(self, model: ServedModel, name: str) -> None:
+        """Remove a class from uploads and from the results of jobs."""
+        for upload in list(self.uploads(model).uploads.values()):
+            if name in upload.count():
+                upload.remove_class(name, even_frozen=True)
+        store = self.jobs(model)
+        for job in list(store.jobs.values()):
+            if _mentions(job.result, name):
+                job.result = None
+                store.save(job)
 
     def _refuse_while_running(self, model: ServedModel) -> None:
         job = self.jobs(model).find_open()
@@ -187,12 +228,21 @@ class Service:
             if kind == "learn" and has_stopped_call(model.folder):
                 raise Problem(409, f"a lesson of '{model.name}' was stopped; undo discards it")
             self._refuse_too_many()
+            with refuse(409, model.folder, model.name):
+                await self._reload(model)  # it may have been taught elsewhere, and canceling must not undo that
             calls = model.loaded.classifier.num_calls if model.loaded else 0
-            identity = model.loaded.classifier.identity if model.loaded else None
-            settings = {"calls": calls, "identity": identity, "device": self.settings.device, "new": self._describe_new()}
-            job = await asyncio.to_thread(
-                store.create, kind, {**settings, "folder": str(model.folder), "model": model.name, **request}
-            )
+            settings = {"calls": calls, "identity": model.identity, "device": self.settings.device, "new": self._describe_new()}
+            upload = self.find_upload(model, request["upload"]) if "upload" in request else None
+            if upload is not None:
+                await asyncio.to_thread(upload.freeze)
+            try:
+                job = await asyncio.to_thread(
+                    store.create, kind, {**settings, "folder": str(model.folder), "model": model.name, **request}
+                )
+            except BaseException:
+                if upload is not None:
+                    upload.frozen = False
+                raise
             self._launch(model, job)
             return job
 
@@ -210,7 +260,10 @@ class Service:
         """Stop a job; the model is as it was before it."""
         if job.state == "interrupted":
             async with model.changing:
-                await asyncio.to_thread(_discard_stopped_call, model.folder)
+                if job.state != "interrupted":  # any more
+                    raise Problem(409, f"this job is {job.state} now; try again")
+                with refuse(409, model.folder, model.name):
+                    await self._restore(model, job)
                 await self._end(model, job, state="canceled")
         elif job.is_active and job.task is not None:
             job.request = {**job.request, "canceled": True}
@@ -237,6 +290,8 @@ class Service:
             try:
                 await run_worker(job, self.jobs(model).path(job), threads, finish)
             except Exception as error:
+                with suppress(CapromptError):
+                    await self._reload(model)
                 await self._end(model, job, state="failed", error=f"the job could not be run ({error})")
                 raise
             finally:
@@ -248,19 +303,21 @@ class Service:
         """Take in what the process of a job has left."""
         async with model.changing:
             if job.request.get("canceled"):
-                await asyncio.to_thread(_restore, model, job)
+                await self._restore(model, job)
                 await self._end(model, job, state="canceled")
             elif "result" in last:
-                await asyncio.to_thread(model.reload)
+                await self._reload(model)
                 if job.kind == "learn":
                     self._tidy(model)
                     await asyncio.to_thread(self._keep_thumbnails, model, job)
                 await self._end(model, job, state="done", progress=1.0, stage="done", result=last["result"])
             elif "error" in last:
                 sentence = name_folder(str(last["error"]), model.folder, model.name)
+                with suppress(CapromptError):
+                    await self._reload(model)  # the error may have come after the lesson
                 await self._end(model, job, state="failed", error=sentence)
             else:  # killed: by the end of this server, by a person, or for lack of memory
-                await asyncio.to_thread(model.reload)
+                await self._reload(model)
                 status = job.process.returncode if job.process else None
                 await self._end(
                     model, job, state="interrupted", error=None if self.stopping.is_set() else FAILURE.format(status=status)
@@ -273,6 +330,14 @@ class Service:
         self.metrics.add_job(job.kind, job.state)
         if job.state == "done" and job.kind == "learn":  # images are not kept
             await asyncio.to_thread(self.uploads(model).remove, job.request["upload"])
+        elif job.state in ENDED and job.request.get("upload") in self.uploads(model).uploads:
+            self.uploads(model).get(job.request["upload"]).frozen = False
+
+    async def _restore(self, model: ServedModel, job: Job) -> None:
+        """Make a model what it was before a job."""
+        if job.kind == "learn":
+            await asyncio.to_thread(_revert_lesson, model.folder, job)
+        await self._reload(model)
 
     def _keep_thumbnails(self, model: ServedModel, job: Job) -> None:
         if self.settings.keep_thumbnails:
@@ -310,14 +375,38 @@ def _discard_stopped_call(folder: Path) -> None:
             checkpoint.discard(folder / IN_PROGRESS)
 
 
-def _restore(model: ServedModel, job: Job) -> None:
-    """Make a model what it was before a job: what was in progress is discarded, and a lesson that had just ended undone."""
-    _discard_stopped_call(model.folder)
-    if (
-        job.kind == "learn"
-        and checkpoint.exists(model.folder)
-        and checkpoint.read_identity(model.folder) != job.request["identity"]
-    ):
-        with suppress(InputError):
-            editing.undo(model.folder)
-    model.reload()
+def _revert_lesson(folder: Path, job: Job) -> None:
+    """Discard what a job has in progress, and undo its lesson if that had just ended; others than its own stay."""
+    _discard_stopped_call(folder)
+    if not checkpoint.exists(folder):
+        return
+    config = checkpoint.read_config(folder)
+    lessons = config.get("lessons", [])
+    if config["calls"] == job.request["calls"] + 1 and lessons and _is_lesson_of(job, lessons[-1]):
+        editing.undo(folder)
+
+
+def _is_lesson_of(job: Job, lesson: Mapping[str, Any]) -> bool:
+    try:
+        taught, _ = split_held_out(read_images(job.request), float(job.request["hold_out"]))
+    except InputError:  # the images are gone, so it cannot be told
+        return False
+    counts = Counter(image["label"] for image in taught)
+    return lesson["kind"] == "learn" and {name: entry["images"] for name, entry in lesson["classes"].items()} == counts
+
+
+def _read_identity(folder: Path) -> str | None:
+    return checkpoint.read_identity(folder) if checkpoint.exists(folder) else None
+
+
+def _mentions(value: Any, name: str) -> bool:
+    """Return whether a name is anywhere in a result.
+
+    >>> _mentions({"classes": [{"name": "cat"}]}, "cat"), _mentions({"cat": 1}, "cat"), _mentions({"a": ["cats"]}, "cat")
+    (True, True, False)
+    """
+    if isinstance(value, Mapping):
+        return any(_mentions(part, name) for item in value.items() for part in item)
+    if isinstance(value, list):
+        return any(_mentions(part, name) for part in value)
+    return bool(value == name)

@@ -20,7 +20,7 @@ from caprompt.data.class_names import check_class_name
 from caprompt.errors import DataError, InputError, ModelFolderError
 from caprompt.utils.files import read_json
 
-__all__ = ["STATE_FOLDER", "check_model_name", "find_state_folder", "hold_server_lock", "make_model_name"]
+__all__ = ["STATE_FOLDER", "check_model_name", "find_state_folder", "has_work", "hold_server_lock", "make_model_name"]
 
 STATE_FOLDER = ".caprompt-serve"
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -61,6 +61,20 @@ def find_state_folder(folder: Path) -> Path:
     """Return where a server keeps what belongs to the model in a folder."""
     resolved = folder.resolve()
     return resolved.parent / STATE_FOLDER / resolved.name
+
+
+def has_work(state: Path) -> bool:
+    """Return whether a state folder has images that were not taught yet, or a job that has not ended."""
+    if any((state / "uploads").glob("*")):
+        return True
+    return any(not _has_ended(path) for path in (state / "jobs").glob("*.json"))
+
+
+def _has_ended(record: Path) -> bool:
+    try:
+        return read_json(record).get("state") in ("done", "failed", "canceled")
+    except InputError:  # damaged
+        return True
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from caprompt.data.formats import IMAGE_SUFFIXES
 from caprompt.errors import DataError, InputError
 from caprompt.utils.files import write_bytes
 
-__all__ = ["MAX_IMAGES", "FileProblem", "StagedImage", "Upload", "UploadStore", "clean_label"]
+__all__ = ["FROZEN", "MAX_IMAGES", "FileProblem", "StagedImage", "Upload", "UploadStore", "clean_label"]
 
 EXPIRY = 24 * 3600  # seconds after the last change
 MAX_UPLOADS = 16  # of one model
@@ -32,6 +33,7 @@ MAX_PROBLEMS = 200  # that are remembered
 FEW_IMAGES = 5  # of a class: fewer are taught, with a warning
 IDENTIFIER = re.compile(r"[0-9a-f]{16}")
 INDEX = "images.jsonl"
+FROZEN = "these images are being taught; wait until the job has ended, or cancel it"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Upload:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = threading.Lock()
+        self.frozen = False  # while a job uses it
         self.images: list[StagedImage] = []
         self.problems: list[FileProblem] = []
         self._by_hash: dict[str, StagedImage] = {}
@@ -78,13 +81,17 @@ class Upload:
         check: Callable[[bytes], object],
         is_learned: Callable[[bytes, str], bool],
     ) -> FileProblem | None:
-        """Stage an image, or return what is wrong with it: `check` raises `DataError` for one that cannot be read."""
+        """Stage an image, or return what is wrong with it: `check` raises `DataError` for one that cannot be read.
+
+        Raise `InputError` while a job uses the upload.
+        """
         try:
             check(content)
         except DataError as error:
             return self._remember(FileProblem(name, str(error)))
         digest = hashlib.sha256(content)
         with self.lock:
+            self._refuse_frozen()
             problem = self._find_repetition(label, digest.hexdigest(), digest.digest(), is_learned)
             if problem is None:
                 suffix = Path(name).suffix.lower()
@@ -107,9 +114,20 @@ class Upload:
             return f"the same image {where} ('{other.name}')"
         return f"this image was learned before as '{label}'" if is_learned(digest, label) else None
 
-    def remove_class(self, label: str) -> int:
-        """Remove the images of a class and return their number."""
+    def freeze(self) -> None:
+        """Let nobody add or remove images, now that a job is going to read them."""
         with self.lock:
+            self.frozen = True
+
+    def _refuse_frozen(self) -> None:
+        if self.frozen:
+            raise InputError(FROZEN)
+
+    def remove_class(self, label: str, *, even_frozen: bool = False) -> int:
+        """Remove the images of a class and return their number; raise `InputError` while a job uses the upload."""
+        with self.lock:
+            if not even_frozen:
+                self._refuse_frozen()
             gone = [image for image in self.images if image.label == label]
             kept = [image for image in self.images if image.label != label]
             lines = "".join(json.dumps(asdict(image)) + "\n" for image in kept)
@@ -191,8 +209,9 @@ class UploadStore:
         """Delete the uploads that nobody has touched for a day, but for those of a job."""
         now = time.time()
         for identifier, upload in list(self.uploads.items()):
-            if identifier not in in_use and upload.folder.is_dir() and now - upload.folder.stat().st_mtime > EXPIRY:
-                self.remove(identifier)
+            with suppress(OSError):  # it was deleted meanwhile
+                if identifier not in in_use and now - upload.folder.stat().st_mtime > EXPIRY:
+                    self.remove(identifier)
 
 
 def clean_label(label: str) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from caprompt.errors import CapromptError, InputError
 from caprompt.utils.files import read_json
@@ -38,12 +38,15 @@ def main(arguments: Sequence[str]) -> int:
     threading.Thread(target=_end_with_server, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    try:
-        result = {"learn": learn, "evaluate": evaluate, "export": export}[job["kind"]](job, _make_reporter())
-    except CapromptError as error:
-        _send({"error": str(error)})
-        return error.exit_code
-    _send({"result": result})
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as messages:
+        os.dup2(2, 1)  # what libraries print is no message, also if they do so without Python
+        sys.stdout = sys.stderr
+        try:
+            result = {"learn": learn, "evaluate": evaluate, "export": export}[job["kind"]](job, _make_reporter(messages))
+        except CapromptError as error:
+            _send(messages, {"error": str(error)})
+            return error.exit_code
+        _send(messages, {"result": result})
     return 0
 
 
@@ -219,7 +222,7 @@ def _make_callback(report: Report) -> Callable[[Any], None]:
     return report_event
 
 
-def _make_reporter() -> Report:
+def _make_reporter(messages: TextIO) -> Report:
     last_stage, last_time = "", 0.0
 
     def report(stage: str, progress: float) -> None:
@@ -227,14 +230,14 @@ def _make_reporter() -> Report:
         now = time.monotonic()
         if stage != last_stage or now - last_time > INTERVAL:
             last_stage, last_time = stage, now
-            _send({"stage": stage, "progress": round(progress, 4)})
+            _send(messages, {"stage": stage, "progress": round(progress, 4)})
 
     return report
 
 
-def _send(message: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _send(messages: TextIO, message: Mapping[str, Any]) -> None:
+    messages.write(json.dumps(message) + "\n")
+    messages.flush()
 
 
 def _end_with_server() -> None:

@@ -72,7 +72,7 @@ def serve(
     origin
         Address of another web page that may use this server; may be repeated.
     allow_host
-        Further name by which this server may be addressed, such as that of a proxy; may be repeated.
+        Further name by which this server may be addressed, such as that of a proxy; this needs a token. May be repeated.
     max_body_mb
         Largest request, in megabytes.
     max_images
