@@ -18,6 +18,7 @@ __all__ = [
     "OptionError",
     "ProcessLostError",
     "StoppedError",
+    "StorageError",
     "UnknownNameError",
     "UnknownOptionError",
     "did_you_mean",
@@ -43,6 +44,10 @@ class InputError(CapromptError, ValueError):
 
 class DataError(InputError):
     """A folder, CSV file or image that cannot be read as labeled images."""
+
+
+class StorageError(DataError):
+    """An image that its storage does not give: it may be whole, and readable later."""
 
 
 class OptionError(InputError):

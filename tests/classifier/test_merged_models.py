@@ -11,9 +11,9 @@ import torch
 from helpers import COLORS, squares, tiny_vit, write_backbone
 from numpy.typing import NDArray
 
-from caprompt import ContinualClassifier
+from caprompt import ContinualClassifier, calibration
 from caprompt.classifier.merged_models import merge, merge_models
-from caprompt.errors import InputError
+from caprompt.errors import CapromptWarning, InputError
 
 Images = tuple[list[NDArray[np.uint8]], list[str]]
 NAMES = list(COLORS)[:4]
@@ -108,6 +108,29 @@ def test_calibration_is_fitted_to_the_evidence_of_all_models(backbone: Path) -> 
     assert merged.calibration.quantiles == pytest.approx(reversed_order.calibration.quantiles)
 
 
+def test_model_without_its_evidence_is_told(backbone: Path) -> None:
+    """As are those of a version whose evidence is of another kind."""
+    models = {name: teach(backbone, "ridge", part) for name, part in zip("ab", divide(squares(NAMES, each=8), 2, 0), strict=True)}
+    models["b"].evidence = []
+    with pytest.warns(CapromptWarning, match="what 'b' was calibrated with is not in its folder.*; .* 'caprompt calibrate'"):
+        merged = merge_models(models)
+    assert merged.calibration.images == models["a"].calibration.images == 16
+
+
+@pytest.mark.parametrize("needed", [10, 200])
+def test_evidence_of_a_base_counts_while_a_model_needs_it(
+    backbone: Path, tmp_path: Path, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "ENOUGH", needed)
+    teach(backbone, "ridge", squares(NAMES, each=4)).save(tmp_path / "base")
+    models = {name: ContinualClassifier.load(tmp_path / "base", device="cpu") for name in "ab"}
+    for model, start in zip(models.values(), (50, 80), strict=True):
+        model.learn(squares(NAMES, each=3, start=start))
+        assert sum(each.images for each in model.evidence) == (12 if needed == 10 else 28)
+    merged = merge_models(models, ContinualClassifier.load(tmp_path / "base", device="cpu"))
+    assert merged.calibration.images == (24 if needed == 10 else 40)
+
+
 @pytest.mark.parametrize("name", ["ranpac", "caprompt"])
 def test_models_that_share_a_trained_first_task_are_merged(backbone: Path, name: str, tmp_path: Path) -> None:
     """RanPAC with an adapter may learn new classes after it, CAPrompt further images."""
@@ -156,6 +179,7 @@ def test_unlike_models_are_refused_with_the_reason(backbone: Path, tmp_path: Pat
 
     refuse(teach(backbone, "ncm", second), r"^'a' and 'b' cannot be merged: their methods differ \(ridge and ncm\)$")
     refuse(teach(backbone, "ridge", second, projections=50), r"option 'projections' differs \(60 and 50\)")
+    refuse(teach(backbone, "ridge", second, ridge_scale=5.0), r"option 'ridge_scale' differs \(20.0 and 5.0\)")
     refuse(teach(backbone, "ridge", first), r"8 image\(s\) of 'b' were learned by 'a' as well")
     refuse(teach(backbone, "linear", second, epochs=1), "'linear' trains parameters on every task")
     refuse(ContinualClassifier("ridge", backbone, projections=60, device="cpu"), "it has not learned any class yet")

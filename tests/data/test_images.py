@@ -13,7 +13,23 @@ from PIL import Image
 
 from caprompt.data import images
 from caprompt.data.images import decode, hash_image, read_size
-from caprompt.errors import DataError
+from caprompt.errors import DataError, StorageError
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="needs a regular file that cannot be read")
+def test_what_the_storage_fails_at_is_told_from_damage(tmp_path: Path, noise) -> None:
+    (tmp_path / "io.png").symlink_to("/proc/self/mem")
+    (tmp_path / "text.png").write_bytes(b"no image")
+    (tmp_path / "folder.png").mkdir()
+    Image.fromarray(noise()).save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-300])
+    for name in ("io.png", "unmounted/a.png"):
+        with pytest.raises(StorageError):
+            decode(tmp_path / name)
+    for name in ("text.png", "folder.png", "cut.png", "none.png", "whole.png/a.png"):
+        with pytest.raises(DataError) as caught:
+            decode(tmp_path / name)
+        assert not isinstance(caught.value, StorageError), name
 
 
 def get_corner(image: images.ImageInput) -> tuple[int, ...]:

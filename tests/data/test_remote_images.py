@@ -13,7 +13,7 @@ from helpers import write_squares
 
 from caprompt.data.images import decode
 from caprompt.data.remote_images import list_remote_images, read_remote_image
-from caprompt.errors import DataError, InputError
+from caprompt.errors import DataError, InputError, StorageError
 
 LISTING = """<?xml version="1.0"?><ListBucketResult><Name>photos</Name><IsTruncated>false</IsTruncated>
 <KeyCount>{count}</KeyCount>{rows}</ListBucketResult>"""
@@ -35,6 +35,9 @@ class S3Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         _, _, key = unquote(parts.path).lstrip("/").partition("/")
         query = parse_qs(parts.query)
+        if key.endswith("denied.png"):
+            self._send(403, b"", with_body)
+            return
         if not key and "list-type" in query:
             prefix = query.get("prefix", [""])[0]
             rows = [ROW.format(key=name, size=len(data)) for name, data in sorted(self.objects.items()) if name.startswith(prefix)]
@@ -95,8 +98,11 @@ def test_objects_in_a_bucket(photos: Path, bucket: str) -> None:
     names = list_remote_images(f"s3://photos/album{bucket}")
     assert names == [f"s3://photos/album/{name}{bucket}" for name in ("blue/000.png", "blue/001.png", "red/000.png", "red/001.png")]
     assert (decode(read_remote_image(names[2])) == decode(photos / "red" / "000.png")).all()
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot be read") as missing:
         read_remote_image(f"s3://photos/album/none.png{bucket}")
+    assert not isinstance(missing.value, StorageError)
+    with pytest.raises(StorageError, match="denied.png.*cannot be read"):
+        read_remote_image(f"s3://photos/album/denied.png{bucket}")
 
 
 def test_bad_addresses_are_sentences(tmp_path: Path) -> None:

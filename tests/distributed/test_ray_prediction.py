@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,8 @@ from caprompt import ContinualClassifier
 from caprompt.classifier.file_prediction import predict_files
 from caprompt.data.sources import list_images
 from caprompt.distributed.bulk_prediction import ModelSpec, ShardResult, predict_to_file
-from caprompt.distributed.ray_prediction import RayRunner
+from caprompt.distributed.ray_prediction import RayRunner, _encode, _read_outcome
+from caprompt.errors import InputError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,19 +86,55 @@ def test_killed_actor(tmp_path: Path, backbone: Path) -> None:
 
 
 @pytest.mark.slow
-def test_errors_of_actors_are_sentences(tmp_path: Path, backbone: Path) -> None:
-    """What actors meet, here a full disk, ends the command as if it had met it itself; the same command goes on."""
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="actors are found through /proc")
+def test_actors_that_always_die_end_the_call(tmp_path: Path, backbone: Path) -> None:
+    """As do those that get an image whose decoding ends the process."""
     write_squares(tmp_path / "photos", ["red", "blue"], each=5)
     model = ContinualClassifier("ncm", backbone)
     model.learn(squares(["red", "blue"]))
     model.save(tmp_path / "model")
-    (tmp_path / "all.jsonl.parts").mkdir()
-    (tmp_path / "all.jsonl.parts" / ".00000.jsonl.next").symlink_to("/dev/full")
+    ended, kills = threading.Event(), list[int]()
+
+    def kill_all() -> None:
+        deadline = time.monotonic() + 120
+        while not ended.is_set() and time.monotonic() < deadline:
+            for pid in list_actors():
+                kills.append(pid)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    spec, names = ModelSpec(tmp_path / "model", device="cpu"), list_images([tmp_path / "photos"])
+    try:
+        with pytest.raises(InputError, match="the Ray cluster could not finish: .*; the same command goes on where it stopped"):
+            predict_to_file(spec, names, tmp_path / "all.jsonl", runner=RayRunner("local", limit=1))
+    finally:
+        ended.set()
+        killer.join()
+    assert len(set(kills)) > 1
+    assert not (tmp_path / "all.jsonl.parts").exists()
+
+
+def test_full_disk_of_an_actor_is_that_of_the_call() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/parts'"):
+        _read_outcome(_encode(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/parts")))
+
+
+@pytest.mark.slow
+def test_errors_of_actors_are_sentences(tmp_path: Path, backbone: Path) -> None:
+    """What actors meet, here a part that cannot be written, ends the command as if it had met it; the same command goes on."""
+    write_squares(tmp_path / "photos", ["red", "blue"], each=5)
+    model = ContinualClassifier("ncm", backbone)
+    model.learn(squares(["red", "blue"]))
+    model.save(tmp_path / "model")
+    (tmp_path / "all.jsonl.parts" / "00000.jsonl").mkdir(parents=True)
     words = ["predict", "model", "photos", "--out", "all.jsonl", "--cluster", "local", "--jobs", 1]
     done = caprompt_in_process(*words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "all.jsonl.parts' cannot be written: No space left on device; free some space and repeat the command" in done.stderr
+    assert "all.jsonl.parts' cannot be used: Is a directory" in done.stderr
+    shutil.rmtree(tmp_path / "all.jsonl.parts" / "00000.jsonl")
     done = caprompt_in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "10 of 10 images in all.jsonl\n"

@@ -11,7 +11,7 @@ import pytest
 
 from caprompt.distributed.jobs import Job
 from caprompt.distributed.leases import hold_driver_lease
-from caprompt.distributed.slurm import SlurmExecutor
+from caprompt.distributed.slurm import SlurmExecutor, parse_slurm
 from caprompt.errors import InputError, OptionError
 
 NEEDS = "the package submitit is not installed (the extra caprompt[cluster])"
@@ -69,6 +69,19 @@ def test_without_slurm_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="there is no Slurm here: the command sbatch was not found"):
         run(SlurmExecutor(), [], tmp_path)
+
+
+def test_time_must_be_given_and_may_be_reached_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason=NEEDS)
+    for text in ("slurm", "slurm:partition=gpu", "slurm:time=0"):
+        with pytest.raises(OptionError, match=f"'{text}' does not say how many minutes a job may take; .*time=600"):
+            parse_slurm(text)
+    for name in ("sbatch", "srun"):  # submitit looks for them when it is set up
+        (tmp_path / name).touch(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = SlurmExecutor(parameters=parse_slurm("slurm:partition=gpu,time=600"))._make_executor(tmp_path / "logs")._executor
+    assert made.parameters["time"] == 600
+    assert made.max_num_timeout >= 1000
 
 
 def test_shares_of_a_gpu_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.errors import ModelFolderError, OptionError
 from caprompt.experiments.config import RunConfig, resolve_config
-from caprompt.experiments.grid import Cell, NullGridProgress, is_done, read_failure, read_measure, run_cell, run_grid
+from caprompt.experiments.grid import LEASES, Cell, NullGridProgress, is_done, read_failure, read_measure, run_cell, run_grid
 from caprompt.experiments.run_folder import RunResult
 
 COLORS = ("red", "green", "blue", "yellow")
@@ -81,6 +81,28 @@ def test_finished_cell_is_not_run_again_but_measured_if_a_measure_is_missing(con
     run_grid([Cell(config, (count_classes,))], cells_dir, progress=progress)
     assert progress.num_calls == 2
     assert read_measure(cells_dir / cell.name, count_classes) == {"classes": 4, "images": 4}
+
+
+def test_cell_of_a_plain_run_is_leased(config: RunConfig, tmp_path: Path) -> None:
+    """Where someone else has finished it while its lease was waited for, it is not run."""
+    cells, cells_dir, held = [Cell(config), Cell(config.model_copy(update={"seed": 1}))], tmp_path / "cells", list[bool]()
+
+    class WatchingProgress(RecordingProgress):
+        def on_start(self, cell: Cell) -> None:
+            if cell is cells[1]:
+                write_fake_cell(cell, cells_dir)
+
+        def on_event(self, cell: Cell, event: Event) -> None:
+            super().on_event(cell, event)
+            held.append((cells_dir / LEASES / cell.name / "1").is_file())
+
+    progress = WatchingProgress()
+    run_grid(cells, cells_dir, progress=progress)
+    assert held
+    assert all(held)
+    assert progress.num_calls == 2
+    assert progress.ended == [(cell.name, None) for cell in cells]
+    assert not (cells_dir / LEASES).exists()
 
 
 def test_failure_is_recorded_and_tried_again(config: RunConfig, tmp_path: Path) -> None:

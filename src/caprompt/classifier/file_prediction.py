@@ -40,7 +40,10 @@ def predict_files(
 def predict_each(
     model: ContinualClassifier, names: Iterable[ImageName], top: int, options: Mapping[str, Any], skip_bad: bool = True
 ) -> Iterator[tuple[ImageName, Prediction | DataError]]:
-    """Yield each image in order, with its prediction, or with why it cannot be read; without `skip_bad`, raise that at once."""
+    """Yield each image in order, with its prediction, or with why it cannot be read; without `skip_bad`, raise that at once.
+
+    A `StorageError` is no fault of the image: it may be readable later.
+    """
     for chunk in _decode_chunks(model, names, skip_bad):
         pixels = [image for _, image in chunk if not isinstance(image, DataError)]
         outcomes = iter(model.predict(pixels, top=top, **options) if pixels else [])

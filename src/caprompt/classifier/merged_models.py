@@ -11,6 +11,7 @@ Models that were taught from copies of one model (`base`) share its images. Its 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from caprompt.calibration import Evidence, fit_calibration, pool_evidence
 from caprompt.classifier.class_table import ClassTable
 from caprompt.classifier.model import ContinualClassifier
 from caprompt.classifier.state import check_local_folder
-from caprompt.errors import InputError
+from caprompt.errors import CapromptWarning, InputError
 from caprompt.utils.paths import expand_user
 
 __all__ = ["merge", "merge_models"]
+
+LOGIT_SCALES = ("ridge_scale", "scale")  # options at prediction that the evidence for the calibration depends on
 
 
 def merge(
@@ -78,6 +81,7 @@ def merge_models(models: Mapping[str, ContinualClassifier], base: ContinualClass
         _add(merged, base, sign=-1)
     merged.method.finish_merge()
     _merge_records(merged, models, base)
+    _merge_calibration(merged, models)
     return merged
 
 
@@ -111,7 +115,7 @@ def _explain_difference(model: ContinualClassifier, other: ContinualClassifier) 
     if model.method.name != other.method.name:
         return f"their methods differ ({model.method.name} and {other.method.name})"
     options, other_options = model.method.options.model_dump(), other.method.options.model_dump()
-    ignored = {*model.method.options.at_prediction, *model.method.merged_options}
+    ignored = {*model.method.options.at_prediction.difference(LOGIT_SCALES), *model.method.merged_options}
     for option in options.keys() - ignored:
         if options[option] != other_options[option]:
             return f"their option '{option}' differs ({options[option]} and {other_options[option]})"
@@ -191,9 +195,8 @@ def _map_outputs(table: ClassTable, other: ClassTable) -> list[int]:
 def _merge_records(
     merged: ContinualClassifier, models: Mapping[str, ContinualClassifier], base: ContinualClassifier | None
 ) -> None:
-    """Merge lessons, history, digests of images and the evidence for the calibration; those of a base count once."""
+    """Merge lessons, history and digests of images; those of a base count once."""
     parts = [base, *models.values()] if base is not None else list(models.values())
-    evidence: list[Evidence] = []
     for number, model in enumerate(parts):
         skipped = base if number and base is not None else None
         known_lessons, known_calls = (len(skipped.lessons), skipped.num_calls) if skipped is not None else (0, 0)
@@ -204,9 +207,18 @@ def _merge_records(
         outputs = _map_outputs(merged.table, model.table)
         merged.table.digests |= {digest: outputs[output] for digest, output in model.table.digests.items()}
         merged.table.integers |= model.table.integers
-        evidence += [each for each in model.evidence if not any(torch.equal(each.losses, other.losses) for other in evidence)]
     merged.table.lessons.sort(key=lambda lesson: lesson["date"])
     lesson: dict[str, Any] = {"kind": "merge", **merged.describe_lesson(), "from": [Path(name).name for name in models]}
     merged.table.lessons.append(lesson)
+
+
+def _merge_calibration(merged: ContinualClassifier, models: Mapping[str, ContinualClassifier]) -> None:
+    """Fit the calibration to the evidence of all models; what they have from a base, if they still need it, counts once."""
+    evidence: list[Evidence] = []
+    for name, model in models.items():
+        evidence += [each for each in model.evidence if not any(torch.equal(each.losses, other.losses) for other in evidence)]
+        if model.calibration.images and not model.evidence:
+            message = f"what '{name}' was calibrated with is not in its folder, so that it does not count for the merged model"
+            warnings.warn(f"{message}; calibrate that with 'caprompt calibrate'", CapromptWarning, stacklevel=3)
     if evidence:
         merged.calibration, merged.evidence = fit_calibration([pool_evidence(evidence)])

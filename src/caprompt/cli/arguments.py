@@ -36,7 +36,8 @@ AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
 Cluster = Annotated[
     str | None,
     Parameter(
-        help="Run on a cluster: ray://HOST:10001, HOST:6379, auto or local for Ray, or slurm:partition=NAME (docs/cluster.md)."
+        help="Run on a cluster: ray://HOST:10001, HOST:6379, auto or local for Ray, or slurm:partition=NAME,time=MINUTES "
+        "(docs/cluster.md)."
     ),
 ]
 Cpus = Annotated[float, Parameter(help="CPU cores for each worker of a cluster.")]

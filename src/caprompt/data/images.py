@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from caprompt.data.byte_budget import ByteBudget
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.formats import FORMATS, IMAGE_SUFFIXES, identify_format, list_pillow_formats
-from caprompt.errors import DataError
+from caprompt.errors import DataError, StorageError
 from caprompt.utils.files import compute_sha256
 from caprompt.utils.memory import release_freed_memory
 
@@ -30,6 +30,8 @@ MAX_ASPECT = 200  # a 1 x 100,000 strip resized to a short side of 256 would nee
 LARGE_PIXELS = 1 << 24  # from here on an image is converted in strips, since conversion takes up to 24 bytes per pixel
 STRIP_PIXELS = 1 << 22
 DECODE_BYTES = 512 * 1024**2  # memory for all decodes that run at the same time; a single one may take more
+#: System errors that come from the file itself: none there, a folder, or damage that makes a decoder seek before its start.
+OF_THE_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
 SKIP_HINT = "; remove it, or skip unreadable images with skip_bad=True"
 
 _budget = ByteBudget(DECODE_BYTES)
@@ -42,6 +44,7 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
     is applied, transparency is composited over white, 16-bit grays are scaled to 8 bits, and of an
     animation the first frame is taken. The result may share memory with an array that was passed
     in: do not write into it. Threads that decode large images at the same time wait for each other.
+    Raise `DataError` for an image that cannot be decoded, `StorageError` where the file cannot be got at.
 
     >>> decode(np.array([[0, 65535]], dtype=np.uint16)).tolist()
     [[[0, 0, 0], [255, 255, 255]]]
@@ -54,9 +57,12 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
         return _decode_file(image, shrink_to)
     except FileNotFoundError:
         link = " (it is a link to a file that does not exist)" if isinstance(image, Path) and image.is_symlink() else ""
-        raise DataError(f"there is no image file {_describe(image)}{link}{SKIP_HINT}") from None
+        # Where the folder is gone as well, it may be the storage that is.
+        kind = StorageError if isinstance(image, Path) and not image.parent.is_dir() else DataError
+        raise kind(f"there is no image file {_describe(image)}{link}{SKIP_HINT}") from None
     except Exception as error:  # Pillow's parsers raise arbitrary exceptions on damaged files
-        raise DataError(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
+        kind = StorageError if _is_of_storage(error) else DataError
+        raise kind(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
 
 
 def hash_image(image: ImageInput) -> bytes:
@@ -248,6 +254,11 @@ def _describe(image: ImageInput) -> str:
     if isinstance(image, EncodedImage):
         return f"an image file of {image.size} bytes in memory"
     return f"'{image}'" if isinstance(image, Path) else f"a Pillow image of mode {image.mode}, size {image.size}"
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Return whether the system failed to read a file; Pillow's own errors about damage have no number."""
+    return isinstance(error, OSError) and error.errno is not None and error.errno not in OF_THE_FILE
 
 
 def _describe_error(error: Exception) -> str:

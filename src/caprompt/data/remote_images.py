@@ -10,7 +10,7 @@ from typing import Any
 
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.formats import FORMAT_LIST, is_image_name
-from caprompt.errors import DataError, InputError, first_line
+from caprompt.errors import DataError, InputError, StorageError, first_line
 
 __all__ = ["is_address", "list_remote_images", "read_remote_image"]
 
@@ -41,12 +41,14 @@ def list_remote_images(address: str) -> list[str]:
 
 
 def read_remote_image(address: str) -> EncodedImage:
-    """Read an image file."""
+    """Read an image file; raise `DataError` if there is none, `StorageError` if it cannot be read now."""
     system, path = _open(address)
     try:
         content = bytes(system.cat_file(path))
-    except Exception as error:
+    except FileNotFoundError as error:
         raise DataError(f"'{address}' cannot be read ({first_line(error)})") from error
+    except Exception as error:  # every file system has its own
+        raise StorageError(f"'{address}' cannot be read ({first_line(error)})") from error
     return EncodedImage(lambda: content)
 
 

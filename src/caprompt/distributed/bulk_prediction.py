@@ -4,17 +4,17 @@ While it runs, the folder `predictions.parquet.parts` holds
     plan.json       what the predictions depend on; a call with another plan is refused
     00000.jsonl     the rows of the first shard, written when all of them are known; then the next
     leases/         that of the one call that is at work
-At the end, the parts become one file in the order of the paths, and the folder is removed.
+At the end, the parts become one file in the order of the paths, and the folder is removed: the parts first, then the plan, so
+that parts never count without the plan that they are of.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ import numpy as np
 
 from caprompt.classifier import ContinualClassifier
 from caprompt.classifier.file_prediction import ImageName, predict_each
+from caprompt.data.images import SKIP_HINT
 from caprompt.distributed.leases import EXPIRY, HEARTBEAT, hold_driver_lease, sees_driver
 from caprompt.distributed.prediction_files import check_format, make_row, merge_parts, read_part, write_part
-from caprompt.errors import DataError, InputError
+from caprompt.errors import InputError, StorageError
 from caprompt.protocols import make_leak_warning
 from caprompt.utils.files import read_json, write_json
 
@@ -46,6 +47,7 @@ class ModelSpec:
     device: str = "auto"
     top: int = 3
     options: Mapping[str, Any] = field(default_factory=dict)
+    identity: str | None = None  # of the version that the call began with; None is any
 
     def load(self) -> ContinualClassifier:
         """Load the model."""
@@ -84,16 +86,29 @@ class BulkResult:
 class ShardPredictor:
     """A model in memory that predicts shards one after another; `driver` is the token of the call that it works for."""
 
-    def __init__(self, spec: ModelSpec, folder: Path, driver: str, model: ContinualClassifier | None = None) -> None:
-        if not sees_driver(folder / LEASES, driver):
+    def __init__(
+        self, spec: ModelSpec, folder: Path, driver: str, model: ContinualClassifier | None = None, expiry: float = EXPIRY
+    ) -> None:
+        if not sees_driver(folder / LEASES, driver, expiry):
             raise InputError(f"'{folder.parent}' is not on storage that all machines share; choose another output with out=...")
-        self.spec = spec
+        self.spec, self.folder, self.driver, self.expiry = spec, folder, driver, expiry
         self.model = model or spec.load()
+        if spec.identity not in (None, self.model.identity):
+            raise InputError(
+                f"the model in '{spec.folder}' is another version than the one that the call began with; repeat the command"
+            )
 
     def __call__(self, shard: Shard) -> ShardResult:
-        """Predict the images of a shard and write its part."""
+        """Predict the images of a shard and write its part; raise `StorageError`, and write none, if an image cannot be got at."""
         start_time = time.perf_counter()
-        rows = [make_row(*each) for each in predict_each(self.model, shard.names, self.spec.top, self.spec.options)]
+        rows = []
+        for name, outcome in predict_each(self.model, shard.names, self.spec.top, self.spec.options):
+            if isinstance(outcome, StorageError):
+                reason = str(outcome).removesuffix(SKIP_HINT)
+                raise StorageError(f"{reason}; make sure that it can be read, and repeat the command: it goes on where it stopped")
+            rows.append(make_row(name, outcome))
+        if not sees_driver(self.folder / LEASES, self.driver, self.expiry):
+            raise InputError(f"the call that began '{self.folder}' has ended, or another one has taken over; repeat the command")
         write_part(shard.part, rows)
         unreadable = sum(row["error"] is not None for row in rows)
         return ShardResult(shard.number, len(rows), unreadable, time.perf_counter() - start_time)
@@ -121,9 +136,10 @@ class _Plan:
         ]
 
     def check(self, output: Path) -> None:
-        """Raise if the folder holds parts of another plan; write this one if there is none."""
+        """Raise if the folder holds parts of another plan; if there is none, write this one, and remove parts of an unknown one."""
         before = read_json(self.folder / PLAN)
         if not before:
+            self.remove()
             write_json(self.folder / PLAN, self.identity)
             return
         different = [name for name in self.identity if before.get(name) != self.identity[name]]
@@ -132,6 +148,12 @@ class _Plan:
                 f"'{output}' was begun with another {', '.join(different)}; repeat that call, choose another output with out=..., "
                 f"or remove '{self.folder}'"
             )
+
+    def remove(self) -> None:
+        """Delete all parts and drafts, and the plan last; only while holding the driver's lease."""
+        files = [path for path in self.folder.iterdir() if path.is_file() or path.is_symlink()]
+        for path in sorted(files, key=lambda path: path.name == PLAN):
+            path.unlink(missing_ok=True)
 
 
 def predict_to_file(
@@ -151,16 +173,18 @@ def predict_to_file(
     """
     check_format(output)
     folder = output.with_name(f"{output.name}.parts").absolute()
-    if output.exists():
-        raise InputError(f"'{output}' exists; remove it, or choose another output with out=...")
+    _check_absent(output)
     model = spec.load()
+    spec = replace(spec, identity=model.identity)
     model.predict([np.zeros((8, 8, 3), np.uint8)], top=spec.top, **spec.options)  # before anything is written
     names = sorted(names, key=str)
     plan = _Plan(folder, names, shard_images, _identify(model, spec, names, shard_images))
     with (
-        _remove_if_nothing_is_done(folder),
+        _remove_if_empty(folder),
         hold_driver_lease(folder / LEASES, output, heartbeat=heartbeat, expiry=expiry) as lease,
+        _remove_if_nothing_is_done(plan, lease.token),
     ):
+        _check_absent(output)  # another call may have finished since
         plan.check(output)
         pending = [shard for shard in plan.shards if not shard.part.is_file()]
         for shard in plan.shards:
@@ -172,21 +196,35 @@ def predict_to_file(
         summary = _Summary(model)
         draft = folder / f"all{output.suffix}"
         merge_parts(summary.watch(read_part(shard.part) for shard in plan.shards), draft, output.suffix, model.labels)
-        if summary.scores:
-            draft.replace(output)
-    shutil.rmtree(folder)
+        draft.replace(output)
+        plan.remove()
     return summary.get_result()
 
 
+def _check_absent(output: Path) -> None:
+    if output.exists():
+        raise InputError(f"'{output}' exists; remove it, or choose another output with out=...")
+
+
 @contextmanager
-def _remove_if_nothing_is_done(folder: Path) -> Iterator[None]:
-    """Remove the folder of the parts if the call fails before there is any."""
+def _remove_if_empty(folder: Path) -> Iterator[None]:
+    """Remove the folder of the parts, once the lease is gone from it, unless there is something in it."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def _remove_if_nothing_is_done(plan: _Plan, driver: str) -> Iterator[None]:
+    """Remove the plan if the call fails before there is any part, unless another call has taken over."""
     try:
         yield
     except BaseException:
-        left = {path.name for path in folder.glob("*")}
-        if left <= {PLAN}:
-            shutil.rmtree(folder, ignore_errors=True)
+        has_parts = any(plan.folder.glob("[0-9]*.jsonl"))  # of whatever plan
+        if not has_parts and sees_driver(plan.folder / LEASES, driver, timeout=0):
+            plan.remove()
         raise
 
 
@@ -230,8 +268,6 @@ class _Summary:
             yield rows
 
     def get_result(self) -> BulkResult:
-        """Return the result; raise if no image could be read."""
-        if not self.scores:
-            raise DataError(f"none of the images can be read; the first: {self.examples[0]}")
+        """Return the result."""
         warnings = (make_leak_warning(self.model.method.options), self.model.calibration.describe_drift(self.scores))
         return BulkResult(self.images, self.images - len(self.scores), tuple(self.examples), tuple(filter(None, warnings)))

@@ -29,7 +29,7 @@ from typing import Any
 
 from caprompt.errors import InputError
 
-__all__ = ["EXPIRY", "HEARTBEAT", "Lease", "exit_process", "hold_driver_lease", "sees_driver"]
+__all__ = ["EXPIRY", "HEARTBEAT", "Lease", "exit_process", "hold_driver_lease", "hold_lease", "sees_driver"]
 
 HEARTBEAT = 4.0  # seconds between two signs of life
 EXPIRY = 60.0  # seconds without one; longer than file attributes are cached by a network file system
@@ -156,6 +156,18 @@ class _Watch:
 @contextmanager
 def hold_driver_lease(folder: Path, output: Path, *, heartbeat: float = HEARTBEAT, expiry: float = EXPIRY) -> Iterator[Lease]:
     """Hold the lease of the one process that directs the work on an output; raise `InputError` if another one does."""
+    with hold_lease(folder / DRIVER, output, wait=False, heartbeat=heartbeat, expiry=expiry) as lease:
+        yield lease
+
+
+@contextmanager
+def hold_lease(
+    folder: Path, output: Path, *, wait: bool = True, heartbeat: float = HEARTBEAT, expiry: float = EXPIRY
+) -> Iterator[Lease]:
+    """Hold the lease of an output that the main thread writes; raise `InputError` if another process takes over.
+
+    While another one holds it, wait, or without `wait` raise `InputError`.
+    """
     lost = threading.Event()
 
     def stop() -> None:
@@ -165,8 +177,8 @@ def hold_driver_lease(folder: Path, output: Path, *, heartbeat: float = HEARTBEA
         else:
             interrupt_main()
 
-    lease = Lease(folder / DRIVER, heartbeat=heartbeat, expiry=expiry, on_lost=stop)
-    if not lease.acquire(wait=False):
+    lease = Lease(folder, heartbeat=heartbeat, expiry=expiry, on_lost=stop)
+    if not lease.acquire(wait):
         owner = _read_owner(lease.folder)
         by = f" (process {owner['pid']} on {owner['host']})" if {"pid", "host"} <= owner.keys() else ""
         message = f"'{output}' is being written by another call{by}; wait until it has ended, or choose another output with out=..."

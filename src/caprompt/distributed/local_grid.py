@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from caprompt.distributed.jobs import Job, JobProgress
+from caprompt.distributed.jobs import Job, JobProgress, LeasedJob
 
 __all__ = ["ProcessExecutor"]
 
@@ -27,14 +27,14 @@ class ProcessExecutor:
     threads: int = 1
 
     def run(self, jobs: Sequence[Job], leases: Path, driver: str, progress: JobProgress) -> None:
-        """Run every job; see `Executor`. The processes end with this one, so that they need no leases."""
+        """Run every job; see `Executor`. The processes end with this one; leases keep out jobs that an earlier driver has left."""
         spawn = get_context("spawn")
         waiting, running = deque(jobs), dict[Any, tuple[Job, BaseProcess]]()
         try:
             while waiting or running:
                 while waiting and len(running) < self.limit:
                     job = waiting.popleft()
-                    started = spawn.Process(target=_run_in_child, args=(job,), daemon=True)
+                    started = spawn.Process(target=_run_in_child, args=(LeasedJob(job, leases, driver),), daemon=True)
                     with _defer_interrupt():
                         started.start()
                     running[started.sentinel] = (job, started)
@@ -67,10 +67,12 @@ def _defer_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _run_in_child(job: Job) -> None:
+def _run_in_child(job: LeasedJob) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    job.run()
+    error = job()
+    if error is not None:
+        raise error
 
 
 def _exit_with_parent() -> None:

@@ -13,6 +13,8 @@ error    why the image cannot be read; null for a readable one
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from caprompt.data.images import SKIP_HINT
 from caprompt.data.labels import Label
 from caprompt.errors import InputError, ModelFolderError
 from caprompt.outputs import Prediction
-from caprompt.utils.files import write_bytes
 from caprompt.utils.text import escape_bytes
 
 __all__ = ["SUFFIXES", "check_format", "make_row", "merge_parts", "read_part", "write_part"]
@@ -50,8 +51,18 @@ def make_row(name: Path | str, outcome: Prediction | Exception) -> dict[str, Any
 
 
 def write_part(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as JSON lines, atomically."""
-    write_bytes(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    """Write rows as JSON lines, atomically; the folder must exist.
+
+    Another process may write the same part at the same time, if it was taken for dead: each has a draft of its own.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.next")
+    try:
+        _write_json_lines([list(rows)], draft)
+        _sync(draft)
+        draft.replace(path)
+    except OSError as error:  # that of a full disk names no file
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path.parent)) from error
 
 
 def read_part(path: Path) -> list[dict[str, Any]]:
@@ -63,13 +74,24 @@ def read_part(path: Path) -> list[dict[str, Any]]:
 
 
 def merge_parts(parts: Iterable[Sequence[dict[str, Any]]], draft: Path, suffix: str, labels: Sequence[Label]) -> None:
-    """Write the rows of all parts to one file; `labels` are all that can occur."""
+    """Write the rows of all parts to one file, and to the disk; `labels` are all that can occur."""
     if suffix.lower() == PARQUET:
         _write_parquet(parts, draft, labels)
-        return
+    else:
+        _write_json_lines(parts, draft)
+    _sync(draft)
+
+
+def _write_json_lines(parts: Iterable[Sequence[dict[str, Any]]], draft: Path) -> None:
     with draft.open("w", encoding="utf-8") as file:
         for rows in parts:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file is on the disk: before it gets its name, so that a power loss leaves none that is half empty."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _write_parquet(parts: Iterable[Sequence[dict[str, Any]]], draft: Path, labels: Sequence[Label]) -> None:

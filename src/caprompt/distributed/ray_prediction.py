@@ -1,7 +1,8 @@
 """Bulk prediction on a Ray cluster, by Ray Data: actors hold the model and take a shard at a time.
 
 What travels are lists of paths; an actor reads the images itself, as many at a time as fit in its memory, and takes the next shard
-when it has written the last. Ray Data starts an actor again that has died, and gives its shard to another one.
+when it has written the last. Ray Data starts an actor again that has died, and its shard with it, a few times: an image that
+kills whoever decodes it ends the call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from caprompt.distributed.bulk_prediction import ModelSpec, Shard, ShardPredictor, ShardResult
+from caprompt.distributed.jobs import RETRIES
 from caprompt.distributed.ray_cluster import check_resources, choose_gpus, connect, count_slots
 from caprompt.errors import CapromptError, InputError, first_line
 
@@ -39,7 +41,7 @@ class RayRunner:
             check_resources(ray, self.cpus, gpus)
             slots = max(1, min(count_slots(ray, self.cpus, gpus), self.limit or len(shards), len(shards)))
             rows = [{"number": shard.number, "names": [os.fsencode(name) for name in shard.names]} for shard in shards]
-            needs = {"num_cpus": self.cpus, "num_gpus": gpus}
+            needs = {"num_cpus": self.cpus, "num_gpus": gpus, "max_restarts": RETRIES, "max_task_retries": RETRIES}
             stream = ray.remote(_Stream).options(num_cpus=0).remote(rows, (spec, folder, driver, Path.cwd()), slots, needs)
             try:
                 for _ in shards:

@@ -18,6 +18,7 @@ __all__ = ["SLURM", "SlurmExecutor", "parse_slurm"]
 
 SLURM = "slurm"
 LOGS = ".slurm"  # folder beside the leases' folder: what submitit writes
+MAX_TIMEOUTS = 10_000  # stops for time after which a job is still resumed; each attempt goes on from the last checkpoint
 POLL = 1.0  # seconds between two looks; submitit asks Slurm itself once in half a minute
 NAMES = {"time": "timeout_min", "mem": "mem_gb"}  # of Slurm's parameters that submitit calls otherwise
 
@@ -72,8 +73,8 @@ class SlurmExecutor:
         if self.kind == SLURM and shutil.which("sbatch") is None:
             raise InputError("there is no Slurm here: the command sbatch was not found; call this on a login node of the cluster")
         if self.gpus != int(self.gpus) or self.cpus != int(self.cpus):
-            raise OptionError("Slurm gives whole CPUs and GPUs; for a share of one, ask for shards with slurm:gres=shard:1")
-        executor = submitit.AutoExecutor(folder=logs, cluster=self.kind)
+            raise OptionError("Slurm gives whole CPUs and GPUs; for a share, ask for shards with slurm:gres=shard:1,time=600")
+        executor = submitit.AutoExecutor(folder=logs, cluster=self.kind, slurm_max_num_timeout=MAX_TIMEOUTS)
         executor.update_parameters(
             name="caprompt",
             cpus_per_task=self.threads,
@@ -115,10 +116,10 @@ def _get_reason(submitted: Any) -> str | None:
 
 
 def parse_slurm(text: str) -> dict[str, str]:
-    """Return the parameters in `slurm:name=value,...`.
+    """Return the parameters in `slurm:name=value,...`; without a time, submitit would stop every job after five minutes.
 
-    >>> parse_slurm("slurm"), parse_slurm("slurm:partition=gpu,time=600")
-    ({}, {'partition': 'gpu', 'time': '600'})
+    >>> parse_slurm("slurm:partition=gpu,time=600")
+    {'partition': 'gpu', 'time': '600'}
     """
     _, _, rest = text.partition(":")
     parameters: dict[str, str] = {}
@@ -127,4 +128,6 @@ def parse_slurm(text: str) -> dict[str, str]:
         if not equals or not name or (name in NAMES and not value.isdigit()):
             raise OptionError(f"'{part}' in '{text}' should read name=value, as in slurm:partition=gpu,time=600 (minutes)")
         parameters[name] = value
+    if not int(parameters.get("time", 0)):
+        raise OptionError(f"'{text}' does not say how many minutes a job may take; add them, as in slurm:partition=gpu,time=600")
     return parameters

@@ -31,7 +31,7 @@ from caprompt.callbacks.events import Callback, Event, ignore_event
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.distributed.jobs import Executor, Job
-from caprompt.distributed.leases import hold_driver_lease
+from caprompt.distributed.leases import hold_driver_lease, hold_lease
 from caprompt.distributed.local_grid import ProcessExecutor
 from caprompt.errors import ModelFolderError, OptionError, first_line
 from caprompt.experiments.config import RunConfig
@@ -162,7 +162,9 @@ def run_grid(
         if executor is None:
             for cell in pending:
                 progress.on_start(cell)
-                run_cell(cell, cells_dir, device, partial(progress.on_event, cell))
+                with hold_lease(leases / cell.name, cells_dir / cell.name):  # a job of Slurm may outlive the call that began it
+                    if not is_done(cells_dir / cell.name, cell.measures):
+                        run_cell(cell, cells_dir, device, partial(progress.on_event, cell))
                 progress.on_end(cell, read_failure(cells_dir / cell.name))
             return
         calls = [_make_job(cell, cells_dir.absolute(), device, executor.threads) for cell in pending]

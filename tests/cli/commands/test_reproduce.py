@@ -29,6 +29,7 @@ CLUSTERS: tuple[tuple[list[object], str], ...] = (
     (["--cluster", "local", "--gpus", 1.5], "'gpus' must be a share of one GPU"),
     (["--cluster", "local", "--cpus", 0], "'cpus' must be above 0"),
     (["--cluster", "local", "--jobs", 0], "'jobs' must be at least 1"),
+    (["--cluster", "slurm"], "'slurm' does not say how many minutes a job may take"),
     (["--cluster", "slurm:gpu"], "'gpu' in 'slurm:gpu' should read name=value"),
 )
 
