@@ -21,6 +21,17 @@ from caprompt.testing.tiny import COLORS, TINY, square, squares, tiny_vit, write
 
 __all__ = ["COLORS", "TINY", "equal_tensors", "square", "squares", "tiny_vit", "write_backbone"]
 
+#: Part of scripts that run a grid: its progress, line by line.
+PRINTING_PROGRESS = """
+from caprompt.experiments.grid import NullGridProgress
+
+class PrintingProgress(NullGridProgress):
+    def on_start(self, cell):
+        print("started", cell.name, flush=True)
+    def on_end(self, cell, reason):
+        print("ended", cell.name, reason, flush=True)
+"""
+
 ROOT = Path(__file__).parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"  # real data and weights, where a developer has them
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

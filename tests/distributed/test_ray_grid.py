@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import QUICK, write_squares
+from helpers import PRINTING_PROGRESS, QUICK, write_squares
 
 pytest.importorskip("ray", reason="the package ray is not installed (the extra caprompt[cluster])")
 
-SCRIPT = """
+SCRIPT = (
+    PRINTING_PROGRESS
+    + """
 import os, sys
 from pathlib import Path
 from caprompt.distributed.ray_grid import RayExecutor
 from caprompt.experiments.config import RunConfig, resolve_config
-from caprompt.experiments.grid import Cell, NullGridProgress, run_grid
-
-class PrintingProgress(NullGridProgress):
-    def on_start(self, cell):
-        print("started", cell.name, flush=True)
-    def on_end(self, cell, reason):
-        print("ended", cell.name, reason, flush=True)
+from caprompt.experiments.grid import Cell, run_grid
 
 data, backbone, cells_dir, address = sys.argv[1:]
 log = Path(cells_dir + ".log").absolute()
@@ -45,6 +41,7 @@ cells = [
 executor = None if address == "none" else RayExecutor(address, heartbeat=0.5, expiry=10)
 run_grid(cells, Path(cells_dir), device="cpu", progress=PrintingProgress(), executor=executor)
 """.replace("{options}", repr({**QUICK, "epochs": 10}))
+)
 
 # In JSON files. The hashes are those of metrics.jsonl, which has durations, and of a whole configuration, at its end.
 MEASURED = re.compile(rb'"((test_)?seconds|peak_memory_bytes|date|metrics\.jsonl)": [^,}\n]+|"sha256": "\w+"\n}\n$')

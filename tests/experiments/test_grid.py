@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from grids import write_fake_cell
-from helpers import QUICK, write_backbone, write_squares
+from helpers import PRINTING_PROGRESS, QUICK, write_backbone, write_squares
 
 from caprompt.callbacks.events import Event, LearnStarted
 from caprompt.classifier import ContinualClassifier
@@ -157,17 +157,13 @@ def test_jobs_must_be_positive(tmp_path: Path) -> None:
 
 # -- killed --------------------------------------------------------------------------------------------------------------------
 
-SCRIPT = """
+SCRIPT = (
+    PRINTING_PROGRESS
+    + """
 import sys
 from pathlib import Path
 from caprompt.experiments.config import RunConfig, resolve_config
-from caprompt.experiments.grid import Cell, NullGridProgress, run_grid
-
-class PrintingProgress(NullGridProgress):
-    def on_start(self, cell):
-        print("started", cell.name, flush=True)
-    def on_end(self, cell, reason):
-        print("ended", cell.name, reason, flush=True)
+from caprompt.experiments.grid import Cell, run_grid
 
 if __name__ == "__main__":
     data, backbone, cells_dir, jobs, seeds = sys.argv[1:]
@@ -179,6 +175,7 @@ if __name__ == "__main__":
     ]
     run_grid(cells, Path(cells_dir), jobs=int(jobs), device="cpu", progress=PrintingProgress())
 """.replace("{options}", repr({**QUICK, "epochs": 3}))
+)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsers import find_violations, open_browsers
 from helpers import ROOT, square
 from numpy.typing import NDArray
 from PIL import Image
@@ -220,20 +221,8 @@ def page_folder(ncm: ContinualClassifier, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def launch() -> Iterator[Callable[..., Any]]:
     """Return a function that starts a browser."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if not path:
-        pytest.skip("no browser is installed: install chromium, or set CHROMIUM to its path")
-    with sync_api.sync_playwright() as playwright:
-        browsers = []
-
-        def start(*flags: str) -> Any:
-            browsers.append(playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *flags]))
-            return browsers[-1]
-
+    with open_browsers() as start:
         yield start
-        for browser in browsers:
-            browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +378,6 @@ def test_page_works_from_a_web_server(browser: Any, page_folder: Path, ncm: Cont
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_page_fits_the_width_and_is_accessible(browser: Any, page_folder: Path, photos: Path, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page, problems = open_page(browser, (page_folder / "index.html").as_uri(), width, scheme)
     page.locator("#files").set_input_files(sorted(photos.rglob("*.*")))
     wait_for_status(page, "8 images classified")
@@ -403,5 +391,4 @@ def test_page_fits_the_width_and_is_accessible(browser: Any, page_folder: Path, 
         }[scheme]
     )
     assert problems == []  # before axe reads the style sheet, which the page does not allow
-    violations = axe.Axe().run(page).response["violations"]
-    assert [(each["id"], each["impact"], each["nodes"][0]["html"][:200]) for each in violations] == []
+    assert find_violations(page) == []

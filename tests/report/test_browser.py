@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import find_violations, open_browsers
 
 from caprompt.experiments.study import Study
 from caprompt.report import render, write_model_report, write_report
@@ -17,7 +16,6 @@ from caprompt.report.model_data import ModelRecord
 from caprompt.report.run_data import load_runs
 from caprompt.report.study_page import write_study_report
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.slow
 
 WIDTHS = (390, 1440)
@@ -25,20 +23,10 @@ RUNS = {"one": ["plain"], "several": ["seed0", "seed1", "plain"], "leak": ["leak
 KINDS = (*RUNS, "model", "long", "study")
 
 
-def find_chromium() -> str:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if not path:
-        pytest.skip("no browser is installed: install chromium, or set CHROMIUM to its path")
-    return path
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = find_chromium()
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # there is no sandbox for root, as in CI
-        yield browser
-        browser.close()
+    with open_browsers() as start:
+        yield start()
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +109,8 @@ def test_metrics_of_a_run_with_a_long_name_are_not_cut_on_a_desktop(browser: Any
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_axe_reports_no_violations(browser: Any, files: dict[str, str], kind: str, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page, _ = open_page(browser, files[kind], width, scheme)
-    violations = axe.Axe().run(page).response["violations"]
-    assert [(each["id"], each["impact"], each["nodes"][0]["html"][:200]) for each in violations] == []
+    assert find_violations(page) == []
 
 
 def test_theme_follows_the_system_and_the_button(browser: Any, files: dict[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsers import find_violations, open_browsers
 from helpers import QUICK, square, write_squares
 from PIL import Image
 from serve.running import RunningServer, png, run_server, start_command, write_model
@@ -35,19 +35,8 @@ OPTIONS = [word for name, value in QUICK.items() for word in ("--set", f"{name}=
 @pytest.fixture(scope="module")
 def launch() -> Iterator[Callable[..., Any]]:
     """Return a function that starts a browser."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if not path:
-        pytest.skip("no browser is installed: install chromium, or set CHROMIUM to its path")
-    with sync_api.sync_playwright() as playwright:
-        browsers = []
-
-        def start(*flags: str) -> Any:
-            browsers.append(playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *flags]))
-            return browsers[-1]
-
+    with open_browsers() as start:
         yield start
-        for browser in browsers:
-            browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +151,6 @@ def hand_over(visit: Visit, event: str, images: Sequence[bytes]) -> None:
         }""",
         [event, [base64.b64encode(image).decode() for image in images]],
     )
-
-
-def find_violations(page: Any) -> list[tuple[str, str]]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    return [(each["id"], each["nodes"][0]["html"][:200]) for each in axe.Axe().run(page).response["violations"]]
 
 
 # -- the life of a model -------------------------------------------------------------------------------------------------------
