@@ -73,7 +73,7 @@ def measure(dataset: str, tasks: int, backbone_file: str, per_class: int | None,
         alone = accuracy(plain[:, last], labels, held_out[:, last])
         both = accuracy(torch.cat([plain, mirrored])[:, last], labels.repeat(2), held_out[:, last])
         cells.append(f"{count}: {alone:.1f}, mirrored {both:.1f} ({error:.3f}){'*' * (count == selected)}")
-    name = f"{Path(dataset).name}, {Path(backbone_file).stem}, {per_class or 'all'} images of a class"
+    name = f"{Path(dataset).name}, {Path(backbone_file).name.removesuffix('.safetensors')}, {per_class or 'all'} images of a class"
     return f"| {name} | {' | '.join(cells)} |"
 
 

@@ -17,7 +17,7 @@ Shapes: n images, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -120,7 +120,8 @@ def make_evidence(logits: Tensor, labels: Tensor, optimistic: Tensor | None = No
     """
     logits, labels = logits.double().cpu(), labels.cpu()
     step = max(1, logits.numel() // MAX_VALUES)
-    grid = [[_compute_losses(factor * bent, labels[::step]) for factor in FACTORS] for bent in _bend_all(logits[::step])]
+    bent_logits = (bend(logits[::step], curvature) for curvature in CURVATURES)
+    grid = [[_compute_losses(factor * bent, labels[::step]) for factor in FACTORS] for bent in bent_logits]
     losses = torch.stack([torch.stack(row) for row in grid]) * len(labels) / len(labels[::step])
     own = _fit(losses, len(labels), ())
     levels = [
@@ -186,10 +187,6 @@ def bend(logits: Tensor, curvature: float) -> Tensor:
     # Far below zero, log(1 + exp(x)) is exp(x), which would underflow.
     bent = torch.where(scaled < -15, scaled, F.softplus(scaled.clamp_min(-15)).log())
     return 2 * math.log(2) / curvature * (bent - math.log(math.log(2)))
-
-
-def _bend_all(logits: Tensor) -> Iterator[Tensor]:
-    return (bend(logits, curvature) for curvature in CURVATURES)
 
 
 def _compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
