@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from backbones.published import publish_backbone
@@ -14,6 +15,9 @@ from helpers import write_backbone
 # Tensors are tiny here: one thread is several times as fast as many. Child processes inherit the variable.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("no deadline", deadline=None)  # how long an example takes depends on the machine's load
+hypothesis.settings.load_profile("no deadline")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

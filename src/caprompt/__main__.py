@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -9,6 +10,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line."""
+    # Threads of PyTorch that wait for each other sleep instead of spinning: on a busy machine, those that spin take the cores from
+    # those they wait for. It has to be set before PyTorch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from caprompt.cli.app import main as command_line
 

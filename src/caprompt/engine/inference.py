@@ -1,7 +1,7 @@
 """Batched prediction: fixed batch sizes, captured as CUDA graphs on a GPU, and the one loop that runs a model over samples.
 
-A batch that is too short is padded with copies of its last image, whose outputs are dropped.
-An output depends on its own image only, so padding and batch composition change nothing.
+On a CPU, images are predicted one by one (`separate_images`). On a GPU, a batch that is too short is padded with copies of its last
+image, whose outputs are dropped. An output depends on its own image only, so padding and batch composition change nothing.
 
 In half precision that needs care: a batch and a single image use different matmul kernels, which round differently in the
 third digit. How far rounding moves the margin between the two most likely classes depends on the model, so it is measured on the
@@ -24,6 +24,7 @@ from caprompt.backbones.fp8 import convert_from_fp8
 from caprompt.backbones.vit import ViT
 from caprompt.data import Samples
 from caprompt.engine.inputs import InputPipeline
+from caprompt.engine.separate_images import predict_separately
 from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.options import Options
 from caprompt.protocols import group_for_batches, is_released
@@ -135,19 +136,25 @@ class Predictor:
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""
         if true_tasks is not None:
-            return self.method.predict(images, true_tasks)
+            return self._predict_each(images, true_tasks)
         output = self.predict_batch(images)
         self.recheck_close(images, output)
         return output
 
     def predict_batch(self, images: Tensor) -> MethodOutput:
-        """Predict images as one padded batch, in the backbone's own precision."""
+        """Predict images as one padded batch, or on a CPU one by one, in the backbone's own precision."""
         if self.device.type == "cpu" or not self.method.can_capture_predict:
-            return self.method.predict(images)
+            return self._predict_each(images)
         count = len(images)
         if count < self.size:
             images = torch.cat([images, images[-1:].expand(self.size - count, -1, -1, -1)])
         return MethodOutput(*(tensor[:count].clone() for tensor in self.captured(images)))
+
+    def _predict_each(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
+        """Predict images without a CUDA graph; on a CPU one by one, unless the protocol is that batches matter."""
+        if self.device.type != "cpu" or is_released(self.method.options):
+            return self.method.predict(images, true_tasks)
+        return predict_separately(self.method, images, true_tasks)
 
     def recheck_close(self, images: Tensor, output: MethodOutput) -> None:
         """Replace outputs that rounding could have decided by those of float32."""

@@ -132,6 +132,11 @@ class Method(nn.Module, ABC):
         return ()
 
     @property
+    def can_predict_in_threads(self) -> bool:
+        """Whether `predict` may run in several threads at once: it must not change the method, not even for a moment."""
+        return True
+
+    @property
     def can_capture_predict(self) -> bool:
         """Whether `predict` runs the same kernels for every batch, so that it can be captured."""
         return self.can_capture_step

@@ -373,6 +373,11 @@ class ConvPrompt(OwnTaskMethod):
         self.next_filter_counts = iter(state.get("filter_counts", self.filter_counts).tolist())
         super().restore(task_sizes, state)
 
+    @property
+    def can_predict_in_threads(self) -> bool:
+        """Not with trained norms, which `functional_call` puts into the backbone for the time of a call."""
+        return self.norms is None
+
     # -- training ----------------------------------------------------------------------------------
 
     def logits(self, images: Tensor) -> Tensor:

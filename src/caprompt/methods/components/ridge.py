@@ -65,7 +65,7 @@ class RidgeHead(Head):
     #: Buffers that only learning needs.
     learning_state: ClassVar[tuple[str, ...]] = (*feature_statistics, "errors", "count")
 
-    gram: Tensor  # G, (M, M), of which the lower triangle counts; allocated with the first images, since it is large
+    stored_gram: Tensor  # G, (M, M), or half of it as `pack_symmetric` returns it; empty before the first images, since it is large
     sums: Tensor  # Q^T, (C, M)
     weight: Tensor  # W^T, (C, M)
     errors: Tensor  # squared held-out error of each candidate lambda, summed over calls, (17,)
@@ -77,16 +77,27 @@ class RidgeHead(Head):
         self.saves_gram = True
         if relative_strength is not None:
             self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self.register_buffer("gram", torch.zeros(0, 0, dtype=dtype))
+        self.register_buffer("stored_gram", torch.zeros(0, 0, dtype=dtype), persistent=False)
         self.register_buffer("sums", torch.zeros(0, width, dtype=dtype))
         self.register_buffer("weight", torch.zeros(0, width, dtype=dtype))
         self.register_buffer("errors", torch.zeros(len(STRENGTHS), dtype=torch.float64))
 
     @property
+    def gram(self) -> Tensor:
+        """G, (M, M), of which the lower triangle counts. Unpacked when it is first needed, which is not for predictions."""
+        if _is_packed(self.stored_gram):
+            self.stored_gram = unpack_symmetric(self.stored_gram, self.sums.shape[1])
+        return self.stored_gram
+
+    @gram.setter
+    def gram(self, gram: Tensor) -> None:
+        self.stored_gram = gram
+
+    @property
     def pending_bytes(self) -> int:
         """Space on disk that G will take once it is allocated."""
         size = self.sums.shape[1]
-        return 0 if len(self.gram) or not self.saves_gram else size * (size + 1) // 2 * self.gram.element_size()
+        return 0 if len(self.stored_gram) or not self.saves_gram else size * (size + 1) // 2 * self.stored_gram.element_size()
 
     def grow(self, num_classes: int, generator: torch.Generator) -> None:
         """Append rows of zeros for new classes."""
@@ -190,21 +201,37 @@ class RidgeHead(Head):
         return factor
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight.to(hidden))  # (n, M) -> (n, C)
+        """Compute logits: (n, M) -> (n, C)."""
+        return F.linear(hidden, self.weight.to(hidden))
 
     def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Save half of the symmetric G, which is nearly all of a model's file."""
         super()._save_to_state_dict(state, prefix, keep_vars)
-        state[f"{prefix}gram"] = pack_symmetric(self.gram if self.saves_gram else self.gram[:0, :0])
+        gram = self.stored_gram if self.saves_gram else self.stored_gram[:0, :0]
+        state[f"{prefix}gram"] = gram if _is_packed(gram) else pack_symmetric(gram)
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Allocate G in its saved size; it is empty if no images have been seen."""
-        name = f"{prefix}gram"
-        if name in state:
-            gram = unpack_symmetric(state[name], self.sums.shape[1])
-            self.gram = self.gram.new_zeros(gram.shape)
-            state = {**state, name: gram}
-        super()._load_from_state_dict(state, prefix, *rest)
+    def _load_from_state_dict(
+        self,
+        state: dict[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        """Take over G as it was saved: half of it, the whole in older models, or nothing if no images had been seen."""
+        name, size = f"{prefix}gram", self.sums.shape[1]
+        rest = {key: tensor for key, tensor in state.items() if key != name}
+        super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
+        half = (size + 1) // 2
+        if name not in state:
+            missing.append(name)
+        elif tuple(state[name].shape) not in ((0, 0), (half, 2 * half + 1), (size, size)):
+            errors.append(f"size mismatch for {name}: {tuple(state[name].shape)} for {size} features")
+        else:
+            saved = state[name].to(self.stored_gram)
+            self.stored_gram = saved if _is_packed(saved) else saved.clone()  # the whole is added to in place
 
 
 class RandomRidge(Head):
@@ -411,6 +438,11 @@ def pack_symmetric(square: Tensor) -> Tensor:
     half = len(square) // 2
     corners = F.pad(square[:half, :half].tril().T, (1, 0)) + F.pad(square[half:, half:].tril(), (0, 1))  # (M / 2, M / 2 + 1)
     return torch.cat([square[half:, :half], corners], dim=1)
+
+
+def _is_packed(gram: Tensor) -> bool:
+    """Return whether this is half of a symmetric matrix: that is never square."""
+    return gram.shape[0] != gram.shape[1]
 
 
 def unpack_symmetric(packed: Tensor, size: int) -> Tensor:

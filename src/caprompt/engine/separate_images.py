@@ -1,0 +1,74 @@
+"""Prediction on a CPU: every image in a call of its own, several images at a time in threads.
+
+How a matrix product rounds one of its rows depends on the number of rows and on the threads that share them, so an image in a batch
+has other last digits than the same image alone. Here an image is always alone, and small networks compute it on one thread: its
+output has the same bits in every batch. Large networks use all threads for one image after the other; there, one thread per image
+would make a single prediction wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from caprompt.backbones.vit import ViTConfig
+from caprompt.methods.base import Method, MethodOutput
+
+__all__ = ["is_small", "predict_separately"]
+
+MAX_SMALL_MACS = 6e9  # multiplications of a forward pass, from which on one image keeps all threads busy: above ViT-S/16
+
+PredictOne = Callable[[int], MethodOutput]  # the index of an image -> its output, of one row
+
+
+def is_small(config: ViTConfig) -> bool:
+    """Return whether a network is too small for several threads to share one image.
+
+    >>> small = ViTConfig(image_size=224, patch_size=16, width=384, depth=12, heads=6, mlp_width=1536)
+    >>> base = ViTConfig(image_size=224, patch_size=16, width=768, depth=12, heads=12, mlp_width=3072)
+    >>> is_small(small), is_small(base)
+    (True, False)
+    """
+    tokens = config.grid**2 + 1
+    return 12 * config.depth * tokens * config.width**2 < MAX_SMALL_MACS
+
+
+def predict_separately(method: Method, images: Tensor, true_tasks: Tensor | None) -> MethodOutput:
+    """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed, one by one; return the output of all, B rows."""
+
+    def predict_one(index: int) -> MethodOutput:
+        row = slice(index, index + 1)
+        with torch.no_grad():
+            return method.predict(images[row], None if true_tasks is None else true_tasks[row])
+
+    if is_small(method.vit.config):
+        outputs = _map_in_threads(predict_one, len(images), method.can_predict_in_threads)
+    else:
+        outputs = [predict_one(index) for index in range(len(images))]
+    logits, task_weights, passes = ([getattr(each, name) for each in outputs] for name in ("logits", "task_weights", "passes"))
+    return MethodOutput(torch.cat(logits), torch.cat(task_weights), torch.cat(passes))
+
+
+def _map_in_threads(predict_one: PredictOne, count: int, several: bool) -> list[MethodOutput]:
+    """Predict each of `count` images on one thread; `several` at a time, as many as PyTorch would use threads."""
+    with _single_threaded() as threads:
+        workers = min(threads, count)
+        if workers <= 1 or not several:
+            return [predict_one(index) for index in range(count)]
+        with ThreadPoolExecutor(workers, "caprompt-predict", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(predict_one, range(count)))
+
+
+@contextmanager
+def _single_threaded() -> Iterator[int]:
+    """Let this thread compute alone within the context; yield the number of threads that it used before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)  # also the number of threads that are started later: the pool has set that to 1

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import squares
+
+from caprompt import ContinualClassifier
+from caprompt.engine.inference import Predictor
+from caprompt.engine.separate_images import is_small, predict_separately
+from caprompt.methods.base import Method, MethodOutput
+from caprompt.methods.options import Options
+
+NAMES = ["red", "green", "blue"]
+
+
+@pytest.fixture(scope="module")
+def model() -> ContinualClassifier:
+    """Return a model of the embedded backbone, whose products are large enough to be computed in several ways."""
+    model = ContinualClassifier("ridge", device="cpu", projections=500)
+    images, labels = squares(NAMES, each=5)
+    model.learn((images, labels))
+    return model
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_bit_depends_on_the_batch_or_the_threads(model: ContinualClassifier, threads: int) -> None:
+    images = torch.randn(10, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    predictor = Predictor(model.method, 64)
+    alone = torch.cat([predictor(image[None]).logits for image in images])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for order in (torch.arange(10), torch.arange(10).flip(0)):
+            for size in (1, 3, 7, 10):
+                together = torch.cat([predictor(images[part]).logits for part in order.split(size)])
+                assert torch.equal(together, alone[order])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_products_of_a_batch_do_round_differently(model: ContinualClassifier) -> None:
+    images = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    together, alone = model.method.predict(images).logits, Predictor(model.method, 8)(images).logits
+    assert torch.allclose(together, alone, atol=1e-3)
+    if torch.equal(together, alone):
+        pytest.skip("the matrix products of this machine round a row alike in every batch")
+
+
+class Recorder(Method):
+    """A method that returns what it is given, and fails for a task that does not exist."""
+
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def predict(self, images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> MethodOutput:
+        assert len(images) == 1
+        assert not torch.is_grad_enabled()
+        if true_tasks is None:
+            raise RuntimeError("broken")
+        return MethodOutput(images.flatten(1)[:, :2], true_tasks[:, None].float(), true_tasks)
+
+
+@pytest.fixture
+def recorder(model: ContinualClassifier) -> Recorder:
+    return Recorder(model.method.vit, Options())
+
+
+def test_true_tasks_go_with_their_images(recorder: Recorder) -> None:
+    images = torch.arange(24.0).reshape(6, 1, 2, 2)
+    output = predict_separately(recorder, images, torch.arange(6))
+    assert output.logits.tolist() == images.flatten(1)[:, :2].tolist()
+    assert output.passes.tolist() == list(range(6))
+
+
+def test_an_error_in_a_thread_is_raised(recorder: Recorder) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="broken"):
+            predict_separately(recorder, torch.zeros(4, 3, 8, 8), None)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_embedded_backbone_is_small(model: ContinualClassifier) -> None:
+    assert is_small(model.backbone.config)
+
+
+def test_a_large_backbone_predicts_one_image_after_the_other(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caprompt.engine.separate_images.MAX_SMALL_MACS", 0.0)
+    model = ContinualClassifier("ncm", backbone, device="cpu")
+    images, labels = squares(NAMES, each=3)
+    model.learn((images, labels))
+    assert [model.predict_one(image) for image in images] == model.predict(images)

@@ -1,0 +1,30 @@
+"""`python -m caprompt`: what it sets up before PyTorch is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from caprompt.__main__ import main
+
+
+def run_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["caprompt", "--version"])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert not exited.value.code
+
+
+def test_waiting_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is restored afterwards
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    run_version(monkeypatch)
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_a_wait_policy_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    run_version(monkeypatch)
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
