@@ -1,8 +1,14 @@
-"""Predictions for image files, decoded in chunks, so that any number of any size fits in memory."""
+"""Predictions for image files, in chunks, so that any number of any size fits in memory.
+
+A chunk of files is predicted as a whole, decoded in threads while the network runs. Where one of them cannot be read, the images of
+the chunk are decoded one by one, to tell which, and the others are predicted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,7 @@ from caprompt.outputs import Prediction
 
 __all__ = ["ImageName", "predict_each", "predict_files"]
 
-CHUNK_IMAGES = 512  # images decoded at a time, at most
+CHUNK_IMAGES = 512  # files predicted at a time
 CHUNK_BYTES = 256 * 1024**2  # of decoded images; the last one of a chunk may exceed it
 
 ImageName = Path | str  # of a file, or of one at an address
@@ -44,6 +50,30 @@ def predict_each(
 
     A `StorageError` is no fault of the image: it may be readable later.
     """
+    remaining = iter(names)
+    while chunk := list(islice(remaining, CHUNK_IMAGES)):
+        predictions = _predict_all(model, chunk, top, options)
+        if predictions is None:
+            yield from _predict_readable(model, chunk, top, options, skip_bad)
+        else:
+            yield from zip(chunk, predictions, strict=True)
+
+
+def _predict_all(
+    model: ContinualClassifier, names: Sequence[ImageName], top: int, options: Mapping[str, Any]
+) -> Sequence[Prediction] | None:
+    """Predict files of this machine, or return None if one of them cannot be read or is elsewhere."""
+    if any(isinstance(name, str) and is_address(name) for name in names):
+        return None
+    with suppress(DataError):
+        return model.predict([Path(name) for name in names], top=top, **options)
+    return None
+
+
+def _predict_readable(
+    model: ContinualClassifier, names: Iterable[ImageName], top: int, options: Mapping[str, Any], skip_bad: bool
+) -> Iterator[tuple[ImageName, Prediction | DataError]]:
+    """Yield each image with its prediction, or with why it cannot be read."""
     for chunk in _decode_chunks(model, names, skip_bad):
         pixels = [image for _, image in chunk if not isinstance(image, DataError)]
         outcomes = iter(model.predict(pixels, top=top, **options) if pixels else [])
@@ -66,7 +96,7 @@ def _decode_chunks(
         elif not skip_bad:
             raise image
         chunk.append((name, image))
-        if len(chunk) >= CHUNK_IMAGES or num_bytes >= CHUNK_BYTES:
+        if num_bytes >= CHUNK_BYTES:
             yield chunk
             chunk, num_bytes = [], 0
     if chunk:

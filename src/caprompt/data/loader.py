@@ -21,9 +21,9 @@ from caprompt.data.gpu_cache import GPUImageCache, split_by_padded_bytes, stack_
 from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import Pixels
-from caprompt.data.prefetch import prefetch_map
+from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.data.samples import Samples
-from caprompt.data.transforms import Transform, View, render
+from caprompt.data.transforms import EvalTransform, Transform, View, render
 from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import to_device
 
@@ -69,20 +69,22 @@ def iter_batches(
 def iter_streamed_batches(
     samples: Samples,
     targets: Sequence[int],
-    transform: Transform,
+    transform: EvalTransform,
     cache: ImageCache,
     batch_size: int,
     *,
     device: torch.device,
-    workers: int = 2,
+    workers: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same in the order of the samples, transformed on `device`; for a single pass."""
+    """Yield the same in the order of the samples, transformed on `device`; for a single pass. Every core decodes."""
+    workers = count_decode_threads() if workers is None else workers
 
     def prepare(indices: NDArray[np.int64]) -> tuple[list[Pixels], list[View]]:
         needed = []
         for index in indices:
             pixels = cache.get(samples.images[index])
-            needed.append(crop_to_view(pixels, _make_view(transform, pixels.shape, None, int(index)), transform))
+            view = transform.make_view(pixels.shape[1], pixels.shape[0])
+            needed.append(crop_to_view(pixels, view, transform))
         return [pixels for pixels, _ in needed], [view for _, view in needed]
 
     batches = list(_split_batches(_make_order(samples, targets, None, shuffle=False), batch_size))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["prefetch_map"]
+__all__ = ["count_decode_threads", "prefetch_map"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+MAX_DECODE_THREADS = 16  # beyond that, Python's own share of decoding is the limit
+
+
+def count_decode_threads() -> int:
+    """Return how many threads decode images: one for each core that this process may use, up to a limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_DECODE_THREADS, cores)
 
 
 def prefetch_map(function: Callable[[T], R], items: Iterable[T], workers: int, ahead: int) -> Generator[R, None, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable
@@ -16,7 +15,7 @@ import numpy as np
 
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import SKIP_HINT, ImageInput, hash_image
-from caprompt.data.prefetch import prefetch_map
+from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 from caprompt.utils.communication import ALONE, Communicator
@@ -99,7 +98,7 @@ def map_in_threads(function: Callable[[int], R], count: int) -> Generator[R, Non
         result = function(index)
         seconds.append(time.perf_counter() - start)
         yield result
-    workers = min(8, os.cpu_count() or 1) if median(seconds) > MIN_THREADED_SECONDS else 0
+    workers = count_decode_threads() if median(seconds) > MIN_THREADED_SECONDS else 0
     with closing(prefetch_map(function, range(NUM_TIMED, count), workers, ahead=4 * workers)) as remaining:
         yield from remaining
 

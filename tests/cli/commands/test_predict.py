@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import QUICK, assert_refused, caprompt_in_process, squares, write_squares
 from PIL import Image
 
 from caprompt import ContinualClassifier
 from caprompt.classifier.file_prediction import predict_files
-from caprompt.data.images import Pixels, decode
+from caprompt.data.images import decode
 from caprompt.data.sources import list_images, read_source
 from caprompt.errors import DataError
 from caprompt.outputs import Prediction
@@ -216,24 +217,29 @@ def test_ignored_files_are_named(workspace: Path) -> None:
 # -- memory --------------------------------------------------------------------------------------------------------------------
 
 
-def test_chunks_are_bounded_by_bytes(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_with_a_bad_file_are_bounded_by_bytes(tmp_path: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ContinualClassifier("ncm", backbone)
     model.learn(squares(["red", "blue"]))
     write_squares(tmp_path, ["red"], each=10)
     paths = list_images([tmp_path])
     whole, _ = predict_files(model, paths, 1, skip_bad=False, options={})
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"not an image")
     sizes: list[int] = []
 
-    def record(images: list[Pixels], **options: Any) -> list[Prediction]:
-        sizes.append(sum(image.nbytes for image in images))
+    def record(images: list[Any], **options: Any) -> list[Prediction]:
+        sizes.append(sum(image.nbytes for image in images if isinstance(image, np.ndarray)))
         return predict(images, **options)
 
     predict, image_bytes = model.predict, decode(paths[0]).nbytes
     monkeypatch.setattr(model, "predict", record)
     monkeypatch.setattr("caprompt.classifier.file_prediction.CHUNK_BYTES", 3 * image_bytes)
-    chunked, _ = predict_files(model, paths, 1, skip_bad=False, options={})
-    assert sizes == [3 * image_bytes] * 3 + [image_bytes]
-    assert [(path, each.label) for path, each in chunked] == [(path, each.label) for path, each in whole]
+    chunked, skipped = predict_files(model, [bad, *paths], 1, skip_bad=True, options={})
+    assert sizes == [0] + [3 * image_bytes] * 3 + [image_bytes]  # first all files together
+    assert chunked == whole
+    assert ["bad.png" in sentence for sentence in skipped] == [True]
+    assert predict_files(model, paths, 1, skip_bad=False, options={})[0] == whole
+    assert sizes[5:] == [0]
 
 
 MEASURE = """
