@@ -84,6 +84,7 @@ class Fp8Linear(nn.Module):
             self.register_buffer(f"{name}_scales", scales, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Multiply in FP8, and add the bias: (..., D) -> (..., outputs)."""
         weights = (self.quantized, self.quantized_scales, self.transposed, self.transposed_scales)
         out: Tensor = _ScaledMatmul.apply(x, *weights)  # type: ignore[no-untyped-call]
         return out if self.bias is None else out + self.bias

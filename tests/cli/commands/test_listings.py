@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,33 @@ def test_datasets() -> None:
     text = capture_output("datasets")
     assert "digits" in text
     assert "cifar100" in text
+
+
+def test_classes_of_a_dataset() -> None:
+    text = capture_output("datasets", "digits")
+    assert re.match(r"digits: 1,4\d\d training and 3\d\d test images of 10 classes: eight, five, four, ", text)
+
+
+def test_images_of_a_dataset_are_written_as_folders(tmp_path: Path) -> None:
+    words = ["datasets", "digits", "--out", "photos", "--classes", "six, one", "--per-class", "3"]
+    done = caprompt_in_process(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Wrote 6 images to 'photos/train' and 6 to 'photos/test', 2 classes: one, six\n"
+    assert sorted(path.name for path in (tmp_path / "photos" / "test" / "six").iterdir()) == ["0001.png", "0002.png", "0003.png"]
+    assert_refused(tmp_path, words, "'photos' exists and is not an empty folder; choose another one", caprompt_in_process)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--out", "photos"], "name it, as in 'caprompt datasets beetles --out photos'"),
+        (["beetle", "--out", "photos"], "unknown dataset 'beetle' (did you mean 'beetles'?)"),
+        (["digits", "--out", "photos", "--classes", "sevn"], "unknown class 'sevn' (did you mean 'seven'?)"),
+        (["digits", "--out", "photos", "--per-class", "0"], "must be positive, not 0"),
+    ],
+)
+def test_images_that_cannot_be_written(tmp_path: Path, words: list[str], sentence: str) -> None:
+    assert_refused(tmp_path, ["datasets", *words], sentence, caprompt_in_process)
 
 
 def test_listings_are_commands(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from caprompt.cli.console import err, out, print_table
+from caprompt.errors import OptionError
 
 __all__ = ["backbones", "datasets", "methods"]
 
@@ -76,11 +80,36 @@ def describe_file(name: str, path: Path | None = None) -> tuple[str, str]:
     return "" if size is None else f"{size:.0f} MB", model.license if model else PACKAGED_LICENSE
 
 
-def datasets(*, download: str | None = None) -> None:
-    """List the datasets known by name and their paths; any folder with a sub-folder per class can be given by its path.
+def datasets(
+    name: str | None = None,
+    /,
+    *,
+    out_folder: Annotated[Path | None, Parameter(name="--out")] = None,
+    classes: str | None = None,
+    per_class: int | None = None,
+    download: str | None = None,
+) -> None:
+    """List the datasets known by name and their paths, or with a name the classes of one; --out writes its images to a folder.
+
+    Any folder with a sub-folder per class can be given by its path, wherever a command takes a dataset.
+
+    Examples:
+
+        caprompt datasets
+        caprompt datasets --download cub200
+        caprompt datasets beetles
+        caprompt datasets beetles --out photos --classes ringed,arrowed --per-class 12
 
     Parameters
     ----------
+    name
+        Dataset whose classes to list, or whose images to write.
+    out_folder
+        Folder to write images to, as train/CLASS/0001.png and test/CLASS/0001.png; it must be new or empty.
+    classes
+        Names of classes, separated by commas; by default all.
+    per_class
+        Number of training and of test images of each class, at most; by default all.
     download
         Name of a dataset to download first, into $CAPROMPT_DATA or else ~/.cache/caprompt/data.
     """
@@ -89,9 +118,33 @@ def datasets(*, download: str | None = None) -> None:
     from caprompt.cli.tables import make_table
     from caprompt.data.datasets.registry import DATASETS, download_dataset
 
+    if name is None and (out_folder, classes, per_class) != (None, None, None):
+        raise OptionError("these flags are for the images of one dataset; name it, as in 'caprompt datasets beetles --out photos'")
     if download is not None:
         with Progress(*Progress.get_default_columns(), DownloadColumn(), console=err, transient=True) as bar:
             task = bar.add_task(download, total=None)
             download_dataset(download, lambda done, total: bar.update(task, completed=done, total=total or None))
+    if name is not None:
+        describe_images(name, out_folder, classes, per_class)
+        return
     rows = [[name, info.description, info.describe_location()] for name, info in DATASETS.items()]
     out.print(make_table("datasets", ["name", "description", "where"], rows))
+
+
+def describe_images(name: str, folder: Path | None, classes: str | None, per_class: int | None) -> None:
+    """Print which images a dataset has, after writing them to a folder if one is given."""
+    from caprompt.data.datasets.folder_copy import check_folder, select_images, write_folders
+    from caprompt.data.datasets.registry import load_dataset
+
+    if folder is not None:
+        check_folder(folder)
+    names = [part.strip() for part in classes.split(",")] if classes else []
+    dataset = select_images(load_dataset(name), names, per_class)
+    if folder is not None:
+        write_folders(dataset, folder)
+    train, test = len(dataset.train), len(dataset.test)
+    listed = f"{len(dataset.train.classes)} classes: {', '.join(dataset.train.classes)}"
+    if folder is None:
+        out.print(f"{dataset.name}: {train:,} training and {test:,} test images of {listed}", soft_wrap=True)
+    else:
+        out.print(f"Wrote {train:,} images to '{folder / 'train'}' and {test:,} to '{folder / 'test'}', {listed}", soft_wrap=True)

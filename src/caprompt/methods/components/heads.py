@@ -77,7 +77,8 @@ class LinearHead(Head):
         self.bias = nn.Parameter(append_rows(self.bias, num_classes, width, generator))
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
+        """Compute logits: (B, D) -> (B, C)."""
+        return F.linear(features, self.weight, self.bias)
 
 
 class NewestRowsHead(Head):
@@ -107,7 +108,8 @@ class NewestRowsHead(Head):
         return biases
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.weight, self.bias)  # (B, D) -> (B, C)
+        """Compute logits: (B, D) -> (B, C)."""
+        return F.linear(features, self.weight, self.bias)
 
 
 class LogitScaleOptions(Options):
@@ -148,7 +150,8 @@ class CosineHead(Head):
         self.weight = nn.Parameter(append_rows(self.weight, num_classes, self.weight.shape[1], generator))
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.scale * cosines(features, self.weight)  # (B, D) -> (B, C)
+        """Compute scaled cosines: (B, D) -> (B, C)."""
+        return self.scale * cosines(features, self.weight)
 
 
 class PrototypeHead(Head):
@@ -163,4 +166,5 @@ class PrototypeHead(Head):
         self.statistics.grow(num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        return cosines(features, self.statistics.mean.to(features))  # (B, D) -> (B, C)
+        """Compute cosines: (B, D) -> (B, C)."""
+        return cosines(features, self.statistics.mean.to(features))

@@ -1,0 +1,87 @@
+"""The figures on docs/accuracy.md, and those that other pages take from it, are those in results/."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from helpers import ROOT
+
+from caprompt.backbones.recommendation import MEASURED
+from caprompt.backbones.weights import DEFAULT_BACKBONE
+from caprompt.metrics import mean_std
+
+RESULTS_ROW = r"(?m)^\| ([\w-]+) \| ([^|]+) \| ours \| honest \|.* \| ([^|]+) \| ([^|]+) \|$"
+PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_cars_table_is_that_of_the_results_page() -> None:
+    section = PAGE.partition("## Photos")[2].partition("\n## ")[0]
+    rows = {
+        cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| "))
+    }
+    names = {
+        "the default, reading the last block only": "last block only",
+        "ridge regression on frozen features": "ridge, frozen features",
+        "RanPAC, the first task for 20 epochs": "RanPAC, 20 epochs",
+        "nearest class mean of frozen features": "nearest class mean",
+    }
+    for shown, name in names.items():
+        acc, forgetting, steps = rows[shown]
+        pattern = rf"^\| stanford_cars98_192px \| deit_tiny_patch16_224 \| all \| {name} \| [^|]+ \| (.+?) \| (.+?) \| (.+?) \|$"
+        (expected,) = re.findall(pattern, RESULTS, flags=re.MULTILINE)
+        assert (acc.replace(" (one order)", ""), forgetting, steps) == expected
+
+
+def test_the_default_is_that_of_the_calibration_benchmark() -> None:
+    runs = json.loads(read("results/accuracy/calibration.json"))["runs"]
+    for data, heading in (("stanford_cars98_192px", "Photos"), ("cifar100", "CIFAR-100 and Tiny-ImageNet")):
+        accuracy = mean_std([run["accuracy"] for run in runs if run["data"] == data])
+        assert f"| the default | {accuracy.text(2)} |" in PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+
+
+def test_cifar100_and_tiny_imagenet_table_is_that_of_the_results_page() -> None:
+    section = RESULTS.partition("## The default against its rivals")[2]
+    expected = {(data, row): (acc, af) for data, row, acc, af in re.findall(RESULTS_ROW, section)}
+    shown = re.findall(r"^\| ([^|]+) \| ([\d. ±]+) \| ([\d. ±]+) \| ([\w. ]+) \|$", PAGE, flags=re.MULTILINE)
+    compared = 0
+    for label, acc, af, other in shown:
+        row = re.sub(r", default of 0.1.0| on the first task", "", label)
+        if ("CIFAR-100", row) in expected:
+            assert (acc, af) == expected["CIFAR-100", row]
+            assert other == expected["Tiny-ImageNet", row][0]
+            compared += 1
+    assert compared == 5
+
+
+def test_speeds_are_the_measured_ones() -> None:
+    def find_row(name: str, variant: str, size: int) -> dict[str, float]:
+        rows = json.loads(read(f"results/speed/{name}.json"))["rows"]
+        return next(row for row in rows if (row["variant"], row["batch"]) == (variant, size))
+
+    unwrapped = " ".join(PAGE.split())
+    trained = find_row("train_step", "package, bf16, compiled", 24)["images_per_s"]
+    plain, half = (find_row("train_step", f"plain {precision}", 24)["images_per_s"] for precision in ("fp32", "bf16"))
+    predicted, one = (find_row("prediction", "bf16, compiled", size) for size in (256, 1))
+    assert f"trains {trained:,.0f} images/s in batches of 24" in unwrapped
+    assert f"{plain:.0f} in float32, {half:.0f} in bfloat16" in unwrapped
+    assert f"predicts {predicted['images_per_s']:,.0f} in batches of 256, or one in {one['ms']:.1f} ms" in unwrapped
+
+
+def test_the_leak_is_worth_what_the_results_page_says() -> None:
+    page = read("docs/explanation/leak.md")
+    for settings, label in (("paper", "honest"), ("paper, as released", "released: with the leak, in training and at the test")):
+        ((acc,),) = [re.findall(rf"^\| {settings} \| natural \| 8 \| [\d.]+ \| ([\d.]+) \|", RESULTS, flags=re.MULTILINE)]
+        assert f"| {label} | {acc} |" in page
+
+
+def test_backbones_in_the_how_to_are_the_measured_ones() -> None:
+    page = read("docs/how-to/choose-a-backbone.md")
+    for name, measured in MEASURED.items():
+        shown = "the embedded one, nothing to download" if name == DEFAULT_BACKBONE else f"`{name}`"
+        assert f"| {shown} | {measured.cars} % |" in page
