@@ -41,7 +41,12 @@ JUNK: tuple[Any, ...] = (
     {"a": {"b": [{}]}},
     [[[[[[]]]]]],
 )
-DTYPES = (torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64)
+DTYPES = (torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+try:
+    save({"a": torch.zeros(1, dtype=torch.complex64)})
+    DTYPES = (*DTYPES, torch.complex64)
+except KeyError:  # safetensors before 0.7 neither writes nor reads complex numbers
+    pass
 
 
 def is_refused(read: Callable[[], object], case: str) -> bool:

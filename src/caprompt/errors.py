@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 
+MAX_REASON = 500  # characters of another library's message within ours; some quote a whole file
+
+
 class CapromptError(Exception):
     """Base class of every error that this library raises on purpose."""
 
@@ -97,9 +100,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the name of its class if it has no message.
+    """Return the first line of an error's message, shortened if it is long, or the name of its class if it has no message.
 
     >>> first_line(ValueError("not a number\\nat line 3")), first_line(ValueError())
     ('not a number', 'ValueError')
+    >>> len(first_line(ValueError("x" * 10_000)))
+    500
     """
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 3]}..."

@@ -97,6 +97,31 @@ def test_new_version_takes_effect_with_the_rename(tmp_path: Path, monkeypatch: p
     assert checkpoint.read(folder).config["number"] == 2
 
 
+def test_disk_that_fails_once_the_new_version_counts_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "m"
+    checkpoint.write(folder, make_saved(1))
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)  # of a file into its place
+        checkpoint.write(folder, make_saved(2), num_versions=1)
+        assert checkpoint.read(folder).config["number"] == 2
+        checkpoint_before = checkpoint.read_identity(folder)
+    checkpoint.write(folder, make_saved(3), num_versions=1)
+    assert checkpoint.read(folder).config["number"] == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        checkpoint.revert(folder)
+    assert checkpoint.read_identity(folder) == checkpoint_before
+
+
+def test_name_that_no_folder_can_have_is_no_model() -> None:
+    with pytest.raises(ModelFolderError, match="does not hold a caprompt model"):
+        checkpoint.read(Path("a\0b"))
+
+
 @pytest.mark.parametrize("name", ["state.safetensors", "classes.json", "metrics.jsonl"])
 def test_damaged_file_is_detected_and_named(tmp_path: Path, name: str) -> None:
     checkpoint.write(tmp_path, make_saved(1))

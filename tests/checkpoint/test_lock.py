@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from caprompt.checkpoint import lock_folder
+from caprompt.checkpoint.lock import LOCK
 from caprompt.errors import InputError, ModelFolderError
 
 HOLD = """
@@ -77,3 +78,13 @@ def test_link_is_never_followed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="symbolic link"), lock_folder(tmp_path / "m"):
         pass
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_disk_that_fails_at_the_end_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch, lock_folder(tmp_path / "m"):
+        patch.setattr(Path, "unlink", fail)
+    with lock_folder(tmp_path / "m"):  # the file is there, but nobody holds it
+        assert (tmp_path / "m" / LOCK).is_file()

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from helpers import QUICK, quick_options, squares
-from mutations import is_refused, mutate_model, write_hashed
+from mutations import DTYPES, is_refused, mutate_model, write_hashed
 from safetensors.torch import load_file, save_file
 
 from caprompt import ContinualClassifier
 from caprompt.checkpoint import folder as folder_module
 from caprompt.checkpoint import model as model_module
 from caprompt.classifier.info import read_info
-from caprompt.errors import ModelFolderError
+from caprompt.errors import CapromptError, ModelFolderError
 
 SEED = 20261116
 
@@ -129,7 +129,7 @@ def test_states_of_another_shape_or_kind_are_refused(model_folder: Path) -> None
     for change in (
         lambda tensors: tensors.pop(name),
         lambda tensors: tensors.update({name: tensors[name].T.contiguous()[:-1]}),
-        lambda tensors: tensors.update({name: tensors[name].to(torch.complex64)}),
+        lambda tensors: tensors.update({name: tensors[name].to(DTYPES[-1])}),  # complex
         lambda tensors: tensors.update({name: tensors[name].to(torch.int64)}),
         lambda tensors: tensors.update({"other": torch.zeros(3)}),
     ):
@@ -143,6 +143,42 @@ def test_records_of_images_of_no_class_are_refused(model_folder: Path) -> None:
     change_tensors(model_folder, "records.safetensors", lambda tensors: tensors["outputs"].fill_(99))
     with pytest.raises(ModelFolderError, match="its 'outputs' are not outputs of the model"):
         load(model_folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_states_that_are_not_finite_are_refused(model_folder: Path, value: float) -> None:
+    name = next(name for name, tensor in load_file(model_folder / "state.safetensors").items() if tensor.is_floating_point())
+    change_tensors(model_folder, "state.safetensors", lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    with pytest.raises(ModelFolderError, match=r"^state\.safetensors of .* has values that are not finite"):
+        load(model_folder)
+
+
+def test_state_that_predictions_need_cannot_be_declared_removed(model_folder: Path) -> None:
+    """It would be replaced by values that nobody has learned, without a word."""
+    state = load(model_folder).method
+    needed = sorted(set(state.state()) - set(state.list_learning_state()))[0]
+    change_tensors(model_folder, "state.safetensors", lambda tensors: tensors.pop(f"method.{needed}"))
+    change_config(model_folder, lambda config: config.update(removed=[needed]))
+    with pytest.raises(ModelFolderError, match=rf"it is without '{needed}', which is not only for learning"):
+        load(model_folder)
+
+
+@pytest.mark.parametrize("removed", [["x"] * 10_001, ["two\nlines"], [""], ["x" * 201]])
+def test_lists_of_removed_state_are_limited(model_folder: Path, removed: list[str]) -> None:
+    change_config(model_folder, lambda config: config.update(removed=removed))
+    with pytest.raises(ModelFolderError, match=r"^config\.json of .* is damaged \('removed"):
+        load(model_folder)
+
+
+def test_scores_that_overflow_are_an_error(model_folder: Path) -> None:
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            if tensor.is_floating_point():
+                tensor.fill_(3e38)
+
+    change_tensors(model_folder, "state.safetensors", enlarge)
+    with pytest.raises(CapromptError, match="the scores of this model are not finite; undo its last lesson"):
+        load(model_folder).predict(squares(["red"], each=1)[0])
 
 
 def test_files_outside_the_folder_are_refused(model_folder: Path) -> None:

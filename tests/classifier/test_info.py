@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from helpers import quick_options, squares
 
 from caprompt import ContinualClassifier
 from caprompt.classifier import editing
 from caprompt.classifier.info import describe_kept, read_info
+from caprompt.errors import InputError, ModelFolderError
 
 
 def test_model_in_memory_and_on_disk(backbone: Path, tmp_path: Path) -> None:
@@ -51,3 +54,25 @@ def test_what_is_kept_of_images_depends_on_the_method(backbone: Path) -> None:
     assert "mean feature" not in get_kept("linear", epochs=1)
     assert all("hash of every image file" in get_kept(method) for method in ("ncm", "ridge"))
     assert describe_kept(["method.ridge.ridge.gram"])[0].startswith("sums over images")
+
+
+def test_damaged_evaluation_is_named(backbone: Path, tmp_path: Path) -> None:
+    ContinualClassifier("ncm", backbone).learn(squares(["red", "green"]), checkpoint_dir=tmp_path / "m")
+    valid = {"date": "2026-11-16", "images": 3, "accuracy": 66.7}
+    for change in ({"accuracy": "high"}, {"accuracy": 101.0}, {"accuracy": float("nan")}, {"images": -1}, {"date": None}):
+        (tmp_path / "m" / "evaluation.json").write_text(json.dumps({**valid, **change}))
+        with pytest.raises(
+            ModelFolderError, match=r"^evaluation\.json of .* is damaged .*; remove it, or evaluate the model again$"
+        ):
+            read_info(tmp_path / "m")
+    for text in ("[" * 100_000, "[1]", '{"accuracy": 50.0}', "\udce9"):
+        (tmp_path / "m" / "evaluation.json").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(ModelFolderError, match="is damaged"):
+            read_info(tmp_path / "m")
+    (tmp_path / "m" / "evaluation.json").write_text(json.dumps(valid))
+    assert read_info(tmp_path / "m").evaluation == valid
+
+
+def test_home_of_nobody_is_refused() -> None:
+    with pytest.raises(InputError, match="home folder of a user who does not exist"):
+        read_info("~no such user/m")

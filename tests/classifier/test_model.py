@@ -16,6 +16,7 @@ from PIL import Image
 from caprompt import ContinualClassifier, InputError
 from caprompt.backbones.vit import COMPILED_METHODS
 from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
+from caprompt.checkpoint.model import has_stopped_call
 from caprompt.classifier import editing
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 
@@ -437,6 +438,22 @@ def test_lack_of_space_is_found_before_training(backbone: Path, tmp_path: Path, 
         make_model(backbone).learn(squares(["red"]), checkpoint_dir=tmp_path / "m", callbacks=events.append)
     assert not any(isinstance(event, LearnStarted) for event in events)
     assert not (tmp_path / "m").exists()
+
+
+def test_checkpoint_that_cannot_be_removed_is_no_error(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is saved by then, and the checkpoint of a call that has ended is ignored."""
+    folder = tmp_path / "m"
+
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    model = make_model(backbone)
+    model.learn(squares(["red"]), checkpoint_dir=folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        model.learn(squares(["green"]), checkpoint_dir=folder)
+    assert ContinualClassifier.load(folder).classes == ["red", "green"]
+    assert not has_stopped_call(folder)
 
 
 def test_images_that_were_learned_are_left_out(backbone: Path, tmp_path: Path) -> None:

@@ -231,6 +231,15 @@ def test_heic_is_read_with_the_extra(tmp_path: Path, name: str) -> None:
     assert decode(tmp_path / name).min() > 250
 
 
+def test_messages_of_the_heic_library_become_one_line(tmp_path: Path) -> None:
+    write_heic(tmp_path / "photo.heic")
+    content = (tmp_path / "photo.heic").read_bytes()
+    (tmp_path / "photo.heic").write_bytes(content[:-10])
+    with pytest.raises(DataError, match="is not a readable image") as error:
+        decode(tmp_path / "photo.heic")
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_heic_without_the_extra_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_heic(tmp_path / "photo.heic")
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 __all__ = ["TOKEN", "LocalHub", "start_hub", "use_endpoint"]
 
@@ -251,9 +251,11 @@ def start_hub() -> Iterator[LocalHub]:
 def use_endpoint(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `huggingface_hub` talk to this address, with an empty cache in a folder; so do child processes."""
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    for module in (constants, file_download):  # old releases have a copy in the second
+        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)  # not in old releases
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     environment = {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
     for name, value in environment.items():

@@ -273,3 +273,10 @@ def test_example_of_the_page_runs(
     label, score = capsys.readouterr().out.split()
     prediction = ncm.predict_one(tmp_path / "cat.jpg")
     assert (label, float(score)) == (prediction.label, pytest.approx(prediction.score, abs=1e-4))
+
+
+def test_an_old_torch_is_refused(ncm: ContinualClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.6.1+cpu")
+    with pytest.raises(InputError, match=r"export needs torch 2\.7, not 2\.6\.1\+cpu; install the extra"):
+        export_onnx(ncm, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -211,3 +212,11 @@ def test_w3c_validator_reports_no_errors(pages: dict[str, str], tmp_path: Path) 
     # No warnings: it takes the policy's `data:` for a host and reports every image as blocked.
     done = subprocess.run(["java", "-jar", jar, "--errors-only", *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_text_that_is_not_utf8_is_escaped(runs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs / "seed0", tmp_path / "run"))
+    plan = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**plan, "warnings": ["caf\udce9 and \ud800"]}))
+    write_report([folder], tmp_path / "report.html", images=False)
+    assert r"caf\xe9 and \ud800" in (tmp_path / "report.html").read_text(encoding="utf-8")

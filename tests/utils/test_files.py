@@ -132,6 +132,40 @@ def test_interrupted_commit_is_read_from_ready_and_finished_later(tmp_path: Path
     finish_commit(tmp_path)
 
 
+def test_commit_may_finish_later_once_its_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(tmp_path, {"a": OLD})
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            commit(tmp_path, {"a": NEW})
+    commit(tmp_path, {"a": OLD})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        commit(tmp_path, {"a": NEW}, may_finish_later=True)
+    assert get_current_path(tmp_path, "a").read_bytes() == NEW
+    finish_commit(tmp_path)
+    assert (tmp_path / "a").read_bytes() == NEW
+
+
+@pytest.mark.parametrize(
+    "names", ['["../secret"]', '["a/../../secret"]', "[7]", '{"a": 1}', "[", "\udce9", '["."]', "[" * 100_000, '["\\u0000"]']
+)
+def test_unfinished_commit_of_another_may_not_delete_what_is_outside(tmp_path: Path, names: str) -> None:
+    (tmp_path / "secret").write_bytes(OLD)
+    (tmp_path / "m" / ".ready").mkdir(parents=True)
+    (tmp_path / "m" / "kept").write_bytes(OLD)
+    for text in (names, json.dumps([str(tmp_path / "secret")])):
+        (tmp_path / "m" / ".ready" / ".remove").write_bytes(text.encode(errors="surrogateescape"))
+        for call in (finish_commit, lambda folder: get_current_path(folder, "a")):
+            with pytest.raises(InputError, match=r"\.remove' is damaged; restore the folder from a backup"):
+                call(tmp_path / "m")
+    assert (tmp_path / "secret").read_bytes() == (tmp_path / "m" / "kept").read_bytes() == OLD
+
+
 def test_commit_finishes_an_interrupted_one_first(tmp_path: Path) -> None:
     ready = tmp_path / ".ready"
     ready.mkdir()

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers import TINY, equal_tensors, tiny_vit
 from torch import Tensor, nn
 
 from caprompt.engine.trainer import build_optimizer, get_trainable_parameters
+from caprompt.errors import InputError
 from caprompt.methods import build_method
 from caprompt.methods.base import Method
 from caprompt.utils.optimizers import get_optimizer_state, load_optimizer_state, make_optimizer, set_learning_rates
@@ -77,3 +80,25 @@ def test_optimizer_state_round_trip() -> None:
     load_optimizer_state(target, get_optimizer_state(source))
     assert equal_tensors(get_optimizer_state(source), get_optimizer_state(target))
     assert method.vit.config == TINY
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("0.step"),
+        lambda state: state.update({"0.exp_avg": state["0.exp_avg"][:1]}),
+        lambda state: state.update({"99.step": torch.tensor(1.0)}),
+        lambda state: state.update({"x.step": torch.tensor(1.0)}),
+        lambda state: state.update({"0.extra": torch.tensor(1.0)}),
+        lambda state: state.update({"0.step": torch.tensor(-1.0)}),
+        lambda state: state["0.exp_avg_sq"].neg_(),
+    ],
+)
+def test_state_of_another_optimizer_is_refused(change: Callable[[dict[str, Tensor]], object]) -> None:
+    method = make_method()
+    source, target = build_optimizer(method), build_optimizer(method)
+    step_and_measure(source, get_trainable_parameters(method))
+    state = get_optimizer_state(source)
+    change(state)
+    with pytest.raises(InputError, match="does not fit its optimizer, so it is damaged; discard that call"):
+        load_optimizer_state(target, state)

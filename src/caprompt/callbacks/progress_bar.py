@@ -11,10 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 
-__all__ = ["NotebookBar", "ProgressBar"]
+__all__ = ["NotebookBar", "ProgressBar", "QuietProgress"]
 
 NOTEBOOK_COLUMNS = 100
 REFRESH_SECONDS = 0.25  # losses are on the device, and reading them waits for it
+
+
+class QuietProgress(Progress):
+    """Bars that print nothing at all if they are disabled; older releases of rich end them with an empty line."""
+
+    def stop(self) -> None:
+        """Remove the bars."""
+        if not self.disable:
+            super().stop()
 
 
 class ProgressBar:
@@ -32,7 +41,7 @@ class ProgressBar:
             TimeRemainingColumn(compact=True),
         )
         visible = console.is_terminal if is_visible is None else is_visible
-        self.bars = Progress(*columns, console=console, disable=not visible, transient=True)
+        self.bars = QuietProgress(*columns, console=console, disable=not visible, transient=True)
         self.bar: TaskID | None = None
         self.started_at = self.updated_at = 0.0
         self.images = 0

@@ -24,14 +24,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
+from safetensors.numpy import save as dump_arrays
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
 from caprompt import __version__
 from caprompt.checkpoint import validation
-from caprompt.errors import ModelFolderError, first_line
-from caprompt.utils.files import check_no_link, commit, encode_json, finish_commit, get_current_path
+from caprompt.errors import InputError, ModelFolderError, first_line
+from caprompt.utils.files import check_no_link, commit, encode_json, finish_commit, get_current_path, read_json
 
 __all__ = [
     "CONFIG",
@@ -46,6 +47,7 @@ __all__ = [
     "list_versions",
     "read",
     "read_config",
+    "read_evaluation",
     "read_identity",
     "revert",
     "visit_files",
@@ -82,7 +84,10 @@ class Saved:
 
 def exists(folder: Path) -> bool:
     """Return whether the folder holds a complete model."""
-    return get_current_path(folder, CONFIG).is_file()
+    try:
+        return get_current_path(folder, CONFIG).is_file()
+    except ValueError:  # a name that no file can have, such as one with a null byte
+        return False
 
 
 def write(folder: Path, saved: Saved, *, num_versions: int = 0) -> str:
@@ -114,7 +119,8 @@ def write(folder: Path, saved: Saved, *, num_versions: int = 0) -> str:
         links = {f"{VERSIONS}/{number}/{name}": get_current_path(folder, name) for name in list_files(folder)}
     surplus = earlier[: max(0, len(earlier) + bool(links) - num_versions)]
     removed = [f"{VERSIONS}/{number}" for number in surplus] if links else [VERSIONS]
-    commit(folder, files, links=links, remove=[*removed, EVALUATION])  # the evaluation was of the version before
+    removed.append(EVALUATION)  # it was of the version before
+    commit(folder, files, links=links, remove=removed, may_finish_later=True)
     return identity
 
 
@@ -124,12 +130,13 @@ def revert(folder: Path) -> None:
     names = list_files(folder)
     earlier = list_versions(folder)
     if not earlier:
-        commit(folder, {}, remove=[*names, VERSIONS])
+        commit(folder, {}, remove=[*names, VERSIONS], may_finish_later=True)
         return
     previous = folder / VERSIONS / str(earlier[-1])
     links = {path.name: path for path in sorted(previous.iterdir())}
     gone = [name for name in names if name not in links]
-    commit(folder, {}, links=links, remove=[*gone, VERSIONS if len(earlier) == 1 else f"{VERSIONS}/{earlier[-1]}"])
+    gone.append(VERSIONS if len(earlier) == 1 else f"{VERSIONS}/{earlier[-1]}")
+    commit(folder, {}, links=links, remove=gone, may_finish_later=True)
 
 
 def list_files(folder: Path) -> list[str]:
@@ -152,6 +159,18 @@ def read(folder: Path) -> Saved:
 def read_config(folder: Path) -> Mapping[str, Any]:
     """Read and verify `config.json` only, without loading the tensors."""
     return _retry(_read_checked_config, folder)
+
+
+def read_evaluation(folder: Path) -> Mapping[str, Any]:
+    """Read the last evaluation of the current version, empty if there was none; raise `ModelFolderError` if it is damaged."""
+    try:
+        evaluation = read_json(get_current_path(folder, EVALUATION))
+        validation.check_evaluation(evaluation)
+    except (InputError, OSError, RecursionError) as error:
+        raise ModelFolderError(
+            f"{EVALUATION} of '{folder}' is damaged ({first_line(error)[:200]}); remove it, or evaluate the model again"
+        ) from error
+    return evaluation
 
 
 def read_identity(folder: Path) -> str:
@@ -198,7 +217,7 @@ def _read(folder: Path) -> Saved:
         validation.check_metrics(metrics)
     with _naming(folder, STATE):
         tensors = load_tensors(files[STATE])
-        validation.check_tensor_names(tensors, config)
+        validation.check_tensors(tensors, config)
     with _naming(folder, RECORDS):
         records = load_tensors(files[RECORDS]) if RECORDS in files else {}
         validation.check_records(records, len(classes))
@@ -260,7 +279,13 @@ def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    content: bytes = dump_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    """Return the contents of a safetensors file; as arrays, since `safetensors.torch.save` leaks some KB for every new size."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content: bytes
+    try:
+        content = dump_arrays({name: tensor.numpy() for name, tensor in on_cpu.items()})
+    except TypeError:  # a dtype that NumPy does not have, such as bfloat16
+        content = dump_tensors(on_cpu)
     return content
 
 

@@ -44,7 +44,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         remove_drafts(folder)
         yield
     finally:
-        with suppress(PermissionError):  # Windows deletes no open file; an empty one does no harm
+        with suppress(OSError):  # Windows deletes no open file, and a disk may fail; the file does no harm once it is closed
             file.unlink(missing_ok=True)
         os.close(descriptor)
         for path in created:  # only those that nothing was written to

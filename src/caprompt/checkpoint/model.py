@@ -24,6 +24,7 @@ __all__ = [
     "IN_PROGRESS",
     "check_dtypes",
     "check_growth",
+    "check_removed",
     "explain_damage",
     "find_foreign_file",
     "get_options_for_device",
@@ -129,6 +130,13 @@ def _measure_state(method: Method, task_sizes: Sequence[int]) -> int:
     for size in task_sizes:
         method.begin_task(size, torch.Generator())
     return sum(tensor.nbytes for tensor in method.state().values())
+
+
+def check_removed(method: Method) -> None:
+    """Raise ValueError for a model without state that predictions need: it would predict with values that nobody has learned."""
+    for name in sorted(method.removed_state):
+        if not any(f"{name}.".startswith(f"{part}.") for part in method.learning_state):
+            raise ValueError(f"it is without {name!r}, which is not only for learning")
 
 
 def check_dtypes(method: Method, state: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from caprompt.calibration import GRID
 from caprompt.data.class_names import check_class_name
 from caprompt.errors import DataError, ModelFolderError
 
-__all__ = ["check_classes", "check_config", "check_metrics", "check_records", "check_tensor_names"]
+__all__ = ["check_classes", "check_config", "check_evaluation", "check_metrics", "check_records", "check_tensors"]
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Text = InstanceOf[str]  # paths may have bytes that are not UTF-8, which pydantic's own strings cannot have
@@ -79,7 +79,7 @@ class _Config(_Part):
     task_sizes: list[Count]
     calls: Count
     caprompt: Text
-    removed: list[Text] = []
+    removed: list[Name] = Field([], max_length=10_000)
     lessons: list[_Lesson] = []
     calibration: _Calibration = _Calibration()
     progress: _Progress | None = None
@@ -95,6 +95,14 @@ class _Class(_Part):
 
 class _Epoch(_Part):
     call: Count
+
+
+class _Evaluation(_Part):
+    """What is shown of `evaluation.json`."""
+
+    date: Text
+    images: Count
+    accuracy: float = Field(ge=0, le=100)
 
 
 _CLASSES = TypeAdapter(list[_Class])
@@ -137,14 +145,25 @@ def check_metrics(records: Any) -> None:
         raise ModelFolderError(_describe(error)) from error
 
 
-def check_tensor_names(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Raise `ModelFolderError` for tensors that are not of the method's state, or too few for the tasks of a model.
+def check_evaluation(evaluation: Any) -> None:
+    """Raise `ModelFolderError` unless `evaluation.json` has the keys and types of an evaluation; an empty one stands for none."""
+    try:
+        if evaluation:
+            _Evaluation.model_validate(evaluation)
+    except ValidationError as error:
+        raise ModelFolderError(_describe(error)) from error
+
+
+def check_tensors(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Raise `ModelFolderError` for tensors that are not of the method's state, not finite, or too few for the tasks of a model.
 
     The backbone is not part of a model: its own file is verified by its hash, which tensors here must not undo.
     """
     for name, tensor in tensors.items():
         if not name.startswith(PREFIXES) or name.startswith("method.vit.") or tensor.is_complex():
             raise ModelFolderError(f"its tensor {name!r} is not part of the state of a method")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelFolderError(f"its tensor {name!r} has values that are not finite")
     values = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("method."))
     num_classes, num_tasks = sum(config["task_sizes"]), len(config["task_sizes"])
     if max(num_classes, num_tasks - 1000) > values:  # a method has a row per class; tasks may have lost all of their classes

@@ -11,7 +11,8 @@ from typing import Any
 from caprompt import __version__, checkpoint
 from caprompt.checkpoint.model import IN_PROGRESS, get_saved_options, has_stopped_call
 from caprompt.methods import get_method
-from caprompt.utils.files import get_current_path, read_json
+from caprompt.utils.files import get_current_path
+from caprompt.utils.paths import expand_user
 
 __all__ = ["ClassInfo", "ModelInfo", "describe_kept", "make_info", "measure_files", "read_info"]
 
@@ -78,14 +79,14 @@ class ModelInfo:
 
 def read_info(folder: str | Path) -> ModelInfo:
     """Read what a model folder holds, without loading the backbone."""
-    folder = Path(folder).expanduser()
+    folder = expand_user(folder)
     return replace(
         make_info(checkpoint.read(folder)),
         folder=str(folder),
         files=measure_files(folder),
         versions=len(checkpoint.list_versions(folder)),
         stopped=has_stopped_call(folder),
-        evaluation=read_json(get_current_path(folder, checkpoint.EVALUATION)),
+        evaluation=checkpoint.read_evaluation(folder),
     )
 
 

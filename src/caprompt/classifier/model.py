@@ -19,6 +19,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ class ContinualClassifier(PredictingModel):
                 if not resume:
                     checkpoint.discard(directory / IN_PROGRESS)
                 samples = self._learn_source(samples, directory, resume, skip_bad, again, keep_versions, callback)
-                checkpoint.discard(directory / IN_PROGRESS)
+                with suppress(OSError):  # the model is saved; a checkpoint of a call that has ended is ignored
+                    checkpoint.discard(directory / IN_PROGRESS)
         return samples
 
     def _learn_source(

@@ -23,7 +23,7 @@ from caprompt.data.sources import Source, explain_without_skipping, read_images,
 from caprompt.data.validation import validate_images
 from caprompt.engine.inference import choose_batch_size, predict_samples
 from caprompt.engine.inputs import InputPipeline
-from caprompt.errors import InputError, OptionError
+from caprompt.errors import CapromptError, InputError, OptionError
 from caprompt.methods.base import MethodOutput
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.outputs import (
@@ -106,7 +106,10 @@ class PredictingModel(ModelState):
         pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
         size = choose_batch_size(len(inputs), batch_size, self.device)
         with self.override_options(options), explain_without_skipping():
-            return self._predict_samples(pipeline, samples, size)
+            output = self._predict_samples(pipeline, samples, size)
+        if not bool(compute_probabilities(output).isfinite().all()):
+            raise CapromptError("the scores of this model are not finite; undo its last lesson, or restore it from a backup")
+        return output
 
     def explain(
         self, image: Any, *, against: Label | None = None, copies: int = COPIES, batch_size: int | None = None, **options: Any

@@ -19,6 +19,7 @@ from caprompt.checkpoint.model import (
     IN_PROGRESS,
     check_dtypes,
     check_growth,
+    check_removed,
     explain_damage,
     find_foreign_file,
     get_options_for_device,
@@ -288,6 +289,7 @@ class ModelState:
         check_growth(self._build_method, task_sizes, state)
         self._rebuild_method(task_sizes, state)
         check_dtypes(self.method, state)
+        check_removed(self.method)
 
     def _restore_stopped_call(self, directory: Path | None, digest: str) -> checkpoint.Saved | None:
         """Restore the checkpoint of a stopped call, if there is one for this model and these images."""

@@ -39,8 +39,9 @@ def make_runner(cluster: str | None, cpus: float, gpus: float | None, jobs: int 
 
 def predict_in_bulk(spec: ModelSpec, names: Sequence[Path | str], output: Path, runner: Runner | None) -> None:
     """Predict images into a file, with a progress bar; print what could not be read."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from caprompt.callbacks.progress_bar import QuietProgress
     from caprompt.distributed.bulk_prediction import ShardResult, predict_to_file
 
     columns = (
@@ -50,7 +51,7 @@ def predict_in_bulk(spec: ModelSpec, names: Sequence[Path | str], output: Path, 
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bars:
+    with QuietProgress(*columns, console=err, disable=not err.is_terminal, transient=True) as bars:
         bar = bars.add_task("images", total=len(names))
 
         def advance(shard: ShardResult) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from caprompt.callbacks.events import EpochEnded, Event, LearnStarted
+from caprompt.callbacks.progress_bar import QuietProgress
 from caprompt.cli.console import to_flags
 from caprompt.experiments.grid import Cell
 from caprompt.experiments.run_folder import RunResult
@@ -34,7 +35,7 @@ class GridProgressBar:
         )
         self.console, self.folder = console, folder
         self.total, self.done, self.done_before = total, done, done
-        self.bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.bars = QuietProgress(*columns, console=console, disable=not console.is_terminal, transient=True)
         self.bar = self.bars.add_task("cells", total=total, completed=done, note="", left="")
         self.start_times: dict[str, float] = {}
         self.started_at = time.perf_counter()

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from caprompt.data.byte_budget import ByteBudget
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.formats import FORMATS, IMAGE_SUFFIXES, identify_format, list_pillow_formats
-from caprompt.errors import DataError, StorageError
+from caprompt.errors import DataError, StorageError, first_line
 from caprompt.utils.files import compute_sha256
 from caprompt.utils.memory import release_freed_memory
 
@@ -98,7 +99,7 @@ def read_size(image: Path | EncodedImage) -> tuple[int, int]:
 def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
     if isinstance(path, Path):
         _check_regular(path)
-    with _open_file(path) as image:
+    with closing(_open_file(path)) as image:  # may be closed twice, which an image's own context does not allow in Pillow 10
         _check_size(*image.size)
         file_pixels = image.width * image.height
         if shrink_to is not None:
@@ -266,4 +267,4 @@ def _describe_error(error: Exception) -> str:
         return f"a possible decompression bomb: more than {MAX_PIXELS // 10**6} million pixels"
     if isinstance(error, UnidentifiedImageError):
         return "its content is in no known image format"
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return (isinstance(error, OSError) and error.strerror) or first_line(error)

@@ -58,6 +58,7 @@ DEFAULT_OPSET = 18  # the oldest that torch exports to without converting the gr
 NEWEST_OPSET = 23  # the newest that was tested
 MAX_BYTES = 2**31 - 1  # of a protobuf message
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+OLDEST_TORCH = (2, 7)  # whose exporter has all that is used here
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,13 @@ def check_request(model: ContinualClassifier, weights: str, opset: int, **option
 
 
 def check_packages() -> None:
-    """Raise if a package of the extra is not installed."""
+    """Raise if a package of the extra is not installed, or too old."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"export needs the package {' and '.join(missing)}; install the extra: pip install 'caprompt[export]'")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        needed = ".".join(map(str, OLDEST_TORCH))
+        raise InputError(f"export needs torch {needed}, not {torch.__version__}; install the extra: pip install 'caprompt[export]'")
 
 
 def check_opset(opset: int) -> None:

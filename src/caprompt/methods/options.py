@@ -135,7 +135,8 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
         key = str(problems[0]["loc"][0]) if problems[0]["loc"] else ""
         # Of a union of types, pydantic names a problem for each.
         reason = _join_problems([each["msg"] for each in problems if each["loc"][:1] == problems[0]["loc"][:1]])
-        raise OptionError(f"option '{key}' of {owner} cannot be '{_shorten(values.get(key))}': {reason}") from error
+        value = values[key] if key in values or key not in known else known[key].default
+        raise OptionError(f"option '{key}' of {owner} cannot be '{_shorten(value)}': {reason}") from error
 
 
 def _shorten(value: Any) -> str:

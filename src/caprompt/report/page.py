@@ -19,6 +19,7 @@ from caprompt.report.run_data import RunRecord, load_runs
 from caprompt.report.thumbnails import Thumbnails, encode_thumbnails, make_thumbnails
 from caprompt.report.view import make_report_view
 from caprompt.utils import files
+from caprompt.utils.text import escape_bytes
 
 __all__ = ["MAX_BYTES", "check_path", "render", "render_model", "render_template", "write_model_report", "write_report"]
 
@@ -96,4 +97,5 @@ def render_template(name: str, view: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template(name)
-    return template.render(**view, color_cell=color_cell, version=__version__, today=date.today().isoformat())
+    page = template.render(**view, color_cell=color_cell, version=__version__, today=date.today().isoformat())
+    return escape_bytes(page)  # names of files need not be valid UTF-8

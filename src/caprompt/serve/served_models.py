@@ -39,6 +39,7 @@ from caprompt.serve.state_folder import (
     make_model_name,
 )
 from caprompt.utils.files import get_current_path
+from caprompt.utils.paths import expand_user
 
 __all__ = ["LoadedModel", "ModelCollection", "ServedModel"]
 
@@ -144,7 +145,7 @@ class ModelCollection:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.folder = settings.folder.expanduser().absolute()
+        self.folder = expand_user(settings.folder).absolute()
         self.models: dict[str, ServedModel] = {}
         self._locks: dict[str, ExitStack] = {}  # by model
         self._left_out: set[Path] = set()

@@ -17,6 +17,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,10 +52,18 @@ REMOVALS = ".remove"  # file of a commit: the names that it deletes
 _NO_LINKS: Mapping[str, Path] = MappingProxyType({})
 
 
-def commit(folder: Path, files: Mapping[str, bytes], *, links: Mapping[str, Path] = _NO_LINKS, remove: Iterable[str] = ()) -> None:
+def commit(
+    folder: Path,
+    files: Mapping[str, bytes],
+    *,
+    links: Mapping[str, Path] = _NO_LINKS,
+    remove: Iterable[str] = (),
+    may_finish_later: bool = False,
+) -> None:
     """Change files of a folder together: after a kill, all changes are made or none is.
 
     Names may contain slashes. `files` are written, `links` become further names of existing files, and `remove` are deleted.
+    If all readers use `get_current_path`, the files `may_finish_later`: once they count, a disk that fails is no error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     finish_commit(folder)
@@ -71,7 +80,8 @@ def commit(folder: Path, files: Mapping[str, bytes], *, links: Mapping[str, Path
     except OSError:  # such as a full disk
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    finish_commit(folder)
+    with suppress(OSError) if may_finish_later else nullcontext():  # the next writer moves them into place
+        finish_commit(folder)
 
 
 def finish_commit(folder: Path) -> None:
@@ -115,11 +125,27 @@ def check_no_link(path: Path) -> None:
 
 
 def _read_removals(folder: Path) -> list[str]:
-    """Return the names that an unfinished commit deletes."""
+    """Return the names that an unfinished commit deletes; refuse those outside, which a folder from elsewhere may have."""
+    path = folder / READY / REMOVALS
     try:
-        return list(json.loads((folder / READY / REMOVALS).read_bytes()))
+        names = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) and _is_inside(name) for name in names):
+        raise InputError(f"'{path}' is damaged; restore the folder from a backup")
+    return names
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name leads to something below the folder that it is in.
+
+    >>> _is_inside("versions/0"), _is_inside("../x"), _is_inside("/etc"), _is_inside("."), _is_inside("a\\0b")
+    (True, False, False, False, False)
+    """
+    path = Path(name)
+    return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in name
 
 
 def _make_parent(path: Path) -> Path:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from caprompt.errors import InputError
+
 __all__ = ["get_optimizer_state", "load_optimizer_state", "make_optimizer", "set_learning_rates"]
 
 
@@ -53,9 +55,22 @@ def get_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load moments that `get_optimizer_state` returned."""
+    """Load moments that `get_optimizer_state` returned; raise `InputError` if they are not those of this optimizer."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = tensor
+        index, _, name = key.partition(".")
+        state.setdefault(int(index) if index.isdecimal() else -1, {})[name] = tensor
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not all(0 <= index < len(parameters) and _fits(optimizer, entry, parameters[index]) for index, entry in state.items()):
+        raise InputError(
+            "the checkpoint of the stopped call does not fit its optimizer, so it is damaged; discard that call, and start it again"
+        )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _fits(optimizer: torch.optim.Optimizer, entry: Mapping[str, Tensor], parameter: Tensor) -> bool:
+    """Return whether saved moments have the names, shapes and signs of those of a parameter."""
+    names = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
+    if entry.keys() != names or any(bool((entry[name] < 0).any()) for name in names & {"step", "exp_avg_sq"}):
+        return False
+    return all(tensor.shape == (torch.Size() if name == "step" else parameter.shape) for name, tensor in entry.items())

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import io
+import resource
 import shutil
 import stat
 import tarfile
@@ -88,6 +90,72 @@ def test_decompression_bomb_raises(tmp_path: Path, kind: str) -> None:
         unpack(archive, tmp_path / "data" / "set", max_bytes=100_000)
     assert not list((tmp_path / "data").iterdir())
     assert unpack(archive, tmp_path / "data" / "set", max_bytes=120_000).is_dir()
+
+
+def test_small_archives_may_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive of a few bytes may unpack to FEW_BYTES, and one of more to MAX_EXPANSION times its size."""
+    monkeypatch.setattr(_archives, "FEW_BYTES", 100_000)
+    archive = make_tar(tmp_path / "x.tar.gz", {"set/1": bytes(150_000)})
+    with pytest.raises(DataError, match="unpacks to more than 100,000 bytes"):
+        unpack(archive, tmp_path / "data" / "set")
+    noise = np.random.default_rng(0).bytes(150_000)
+    assert unpack(make_tar(tmp_path / "x.tar.gz", {"set/1": noise}), tmp_path / "data" / "set").is_dir()
+
+
+def forge_header(path: Path, kind: bytes, size: int, mode: str = "w:gz") -> Path:
+    """Write an archive that begins with a header of this type and size, followed by zeros."""
+    member = tarfile.TarInfo("set/x")
+    member.type = kind
+    member.size = size
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = b"77777777777\0"  # the size of a sparse file once it is unpacked
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    content = bytes(header) + bytes(size if size < 10**8 else 10_000)
+    path.write_bytes(gzip.compress(content, 1) if mode == "w:gz" else content)
+    return path
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"X"])
+def test_giant_headers_are_refused_before_they_are_read(tmp_path: Path, kind: bytes) -> None:
+    archive = forge_header(tmp_path / "x.tar.gz", kind, 50_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="it has a header of 50,000,000 bytes; get the official one"):
+        unpack(archive, tmp_path / "data" / "set")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # kB
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_global_headers_are_limited_in_total(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for number in range(4):
+            text = f"{400_013} k{number}={'x' * 400_000}"  # a record states its own length
+            member = tarfile.TarInfo("pax")
+            member.type, content = tarfile.XGLTYPE, f"{text}\n".encode()
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        tar.addfile(tarfile.TarInfo("set/a"))
+    with pytest.raises(DataError, match="it has a header of"):
+        unpack(tmp_path / "x.tar", tmp_path / "data" / "set")
+
+
+def test_long_names_are_still_read(tmp_path: Path) -> None:
+    names = {"set/" + "long folder/" * 15 + f"{number}": b"abc" for number in range(3)}
+    for number, format in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):
+        with tarfile.open(tmp_path / "x.tar", "w", format=format) as tar:
+            for name, content in names.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        folder = unpack(tmp_path / "x.tar", tmp_path / str(number) / "set")
+        assert {path.relative_to(folder.parent).as_posix() for path in folder.rglob("*") if path.is_file()} == set(names)
+
+
+def test_sparse_files_raise(tmp_path: Path) -> None:
+    """A header alone says that a file has gigabytes of zeros."""
+    with pytest.raises(DataError, match="its member 'set/x' is a sparse file; get the official one"):
+        unpack(forge_header(tmp_path / "x.tar", tarfile.GNUTYPE_SPARSE, 1000, "w"), tmp_path / "data" / "set")
+    assert not list((tmp_path / "data").iterdir())
 
 
 @pytest.mark.parametrize(("name", "mode"), [("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tar.xz", "w:xz"), ("x.zip", "")])

@@ -174,3 +174,12 @@ def test_small_files_of_huge_content_raise_before_time_and_memory_are_taken(tmp_
         read_array_pickle(tmp_path / "file")
     assert get_peak_memory() - before < 200
     assert time.monotonic() - start < 5
+
+
+def test_names_of_functions_in_messages_are_short_and_on_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\x80\x02c" + b"x\x0b\x1b[31m" + b"y" * 5000 + b"\nz\n.")
+    with pytest.raises(DataError, match="must not use") as error:
+        read_array_pickle(tmp_path / "file")
+    assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value)) < 400
+    assert "\x1b" not in str(error.value)

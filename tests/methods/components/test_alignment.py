@@ -5,9 +5,12 @@ import typing
 import pytest
 import torch
 
+from caprompt.errors import OptionError
+from caprompt.methods import get_method
 from caprompt.methods.components import alignment
 from caprompt.methods.components.heads import LinearHead
 from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.options import validate_options
 
 KINDS = typing.get_args(alignment.ReplayOptions.model_fields["replay"].annotation)
 
@@ -85,3 +88,16 @@ def test_sampled_means_of_earlier_tasks_are_shrunk() -> None:
     samples = alignment.make_shrunk_sampler(statistics, torch.tensor([0, 0, 1, 2, 3]))(2, torch.Generator())  # (C, each, D)
     for label, factor in enumerate((0.925, 0.925, 0.95, 0.975, 1.0)):
         torch.testing.assert_close(samples[label, 1], factor * statistics.mean[label])
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 1_000_000}, {"align_draws": 1_000_000}, {"batch_size": 1000, "align_draws": 101}]
+)
+@pytest.mark.parametrize("method", ["hide-prompt", "ssiat", "tuna", "caprompt"])
+def test_more_sampled_features_than_memory_has_room_for_are_refused(method: str, options: dict[str, int]) -> None:
+    options_class = get_method(method).options_class
+    with pytest.raises(
+        OptionError, match=rf"^option 'align_draws' of {method} cannot be '\d+': align_draws times batch_size should"
+    ):
+        validate_options(options_class, options, method)
+    validate_options(options_class, {"batch_size": 1000, "align_draws": 100}, method)

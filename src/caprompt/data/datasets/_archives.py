@@ -1,8 +1,8 @@
 """Safe unpacking of archives (.tar, .tar.gz, .tgz, .zip).
 
-Either all files are unpacked into the target folder or none: absolute paths, "..", links and
-devices are refused, the unpacked size is limited, and the folder gets its name only once it is
-complete.
+Either all files are unpacked into the target folder or none: absolute paths, "..", links, devices
+and sparse files are refused, the unpacked size is limited, and the folder gets its name only once
+it is complete.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ __all__ = ["MAX_BYTES", "unpack"]
 
 MAX_FILES = 1_000_000
 MAX_BYTES = 40 * 10**9  # the largest of the known datasets unpacks to 2.5 GB
+FEW_BYTES = 10**8  # up to this, an archive may unpack to any multiple of its size
+MAX_EXPANSION = 100  # times its size; images hardly compress, so that an archive of more was made to fill the disk
+MAX_HEADER = 2**20  # bytes of an extended header of a tar archive, which is read as a whole; they hold long names
 _CHUNK = 2**20
+_EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 # What the parsers raise for damaged archives.
 _BROKEN = (
     tarfile.TarError,
+    AttributeError,  # of tarfile in Python 3.10, for a damaged gzip header
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -55,7 +60,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int = MAX_BYTES) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
         try:
-            _unpack_into(archive, Path(temporary), max_bytes)
+            _unpack_into(archive, Path(temporary), min(max_bytes, max(FEW_BYTES, MAX_EXPANSION * archive.stat().st_size)))
         except (*_BROKEN, OSError) as error:
             if isinstance(error, OSError) and not _is_content_error(error):
                 raise  # a full disk or a missing permission is no fault of the archive
@@ -101,13 +106,30 @@ def _iter_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
 
 
 def _iter_tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    with tarfile.open(archive, "r|*") as tar:
+    with tarfile.open(archive, "r|*", tarinfo=_make_member_class(archive)) as tar:
         for member in tar:
-            if not (member.isreg() or member.isdir()):
-                raise DataError(
-                    f"the archive '{archive}' is refused: its member {member.name!r} is a link or a device; get the official one"
-                )
+            if not (member.isreg() or member.isdir()) or member.issparse():
+                kind = "a sparse file" if member.issparse() else "a link or a device"
+                raise DataError(f"the archive '{archive}' is refused: its member {member.name!r} is {kind}; get the official one")
             yield member.name, member.size, None if member.isdir() else tar.extractfile(member)
+
+
+def _make_member_class(archive: Path) -> type[tarfile.TarInfo]:
+    """Return a class of members that refuses extended headers too long for memory; global ones, which add up, in total."""
+
+    class Member(tarfile.TarInfo):
+        global_bytes = 0
+
+        # The one method that all versions of tarfile call for every header before they read on; it is not a public one.
+        def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+            if self.type == tarfile.XGLTYPE:
+                Member.global_bytes += self.size
+            if self.type in _EXTENDED and max(self.size, Member.global_bytes) > MAX_HEADER:
+                raise DataError(f"the archive '{archive}' is refused: it has a header of {self.size:,} bytes; get the official one")
+            member: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+            return member
+
+    return Member
 
 
 def _iter_zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:

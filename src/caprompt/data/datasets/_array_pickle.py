@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprompt.errors import DataError
+from caprompt.utils.text import escape_controls
 
 __all__ = ["read_array_pickle"]
 
@@ -89,7 +90,8 @@ class _ArrayUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         stub = _STUBS.get((module.replace("numpy._core.", "numpy.core."), name))
         if stub is None:
-            raise DataError(f"'{self.path}' is refused: a pickle of arrays must not use '{module}.{name}'; get the official file")
+            used = escape_controls(f"{module}.{name}")[:100]
+            raise DataError(f"'{self.path}' is refused: a pickle of arrays must not use '{used}'; get the official file")
         return stub(self.budget)
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from caprompt.methods.components.statistics import Covariance, LowRank, MultiCentroid, Sampler, Statistics, Variance
@@ -31,8 +31,13 @@ ReplayKind = Literal["covariance", "low-rank", "variance", "multi-centroid", "me
 AUTO_BATCH_SIZE = 24  # in which sampled features are counted where the batches of images depend on their number
 
 
+MAX_SAMPLED = 100_000  # features per class and alignment epoch, which are in memory at once
+
+
 class ReplayOptions(Options):
     """Options of the stored class statistics and of classifier alignment."""
+
+    model_config = ConfigDict(validate_default=True)  # that of `align_draws` may be too many for a given `batch_size`
 
     replay: ReplayKind = Field("covariance", description="statistics stored per class")
     rank: int = Field(16, ge=1, description="replay='low-rank': principal directions per class")
@@ -40,6 +45,20 @@ class ReplayOptions(Options):
     align_epochs: int = Field(100, ge=0, description="epochs of classifier alignment after each task; 0 for none")
     align_rate: float = Field(0.1, gt=0, description="learning rate of classifier alignment (SGD, momentum 0.9, cosine schedule)")
     align_draws: int = Field(5, ge=1, description="features sampled per class and alignment epoch, in multiples of batch_size")
+
+    @field_validator("align_draws")
+    @classmethod
+    def check_sampled(cls, value: int, info: ValidationInfo) -> int:
+        """Refuse more features than memory has room for."""
+        sampled = value * _count_draw(info.data.get("batch_size", "auto"))  # without one if it is itself not valid
+        if sampled > MAX_SAMPLED:
+            raise ValueError(f"align_draws times batch_size should be at most {MAX_SAMPLED:,}, not {sampled:,}")
+        return value
+
+
+def _count_draw(batch_size: int | Literal["auto"]) -> int:
+    """Return the features per class of one draw."""
+    return AUTO_BATCH_SIZE if batch_size == "auto" else batch_size
 
 
 def build_statistics(options: ReplayOptions, width: int) -> Statistics:
@@ -77,8 +96,7 @@ def align_head(
     of that many features. Features are sampled from the statistics, unless the method passes its
     own `sample`.
     """
-    batch_size = AUTO_BATCH_SIZE if options.batch_size == "auto" else options.batch_size
-    each, device = options.align_draws * batch_size, statistics.mean.device
+    each, device = options.align_draws * _count_draw(options.batch_size), statistics.mean.device
     rng = make_generator_on(device, generator)
     optimizer = optimizers.make_optimizer("sgd", [(list(head.parameters()), options.align_rate)])
     labels = torch.arange(len(statistics.mean), device=device).repeat_interleave(each)  # (C * each,)
