@@ -25,12 +25,19 @@ def make_samples(folder: Path) -> dict[str, list[bytes]]:
     """Return image files of every format, in several modes and variants of compression."""
     import pillow_heif
 
+    Image.init()
     pillow_heif.register_heif_opener()
     pixels = np.random.default_rng(0).integers(0, 255, (24, 32, 4)).astype(np.uint8)
     color, alpha = Image.fromarray(pixels[..., :3]), Image.fromarray(pixels)
-    return {
-        suffix: [_encode(image, suffix, **options) for image, options in _variants(suffix, color, alpha)] for suffix in SUFFIXES
-    }
+    samples = {}
+    for suffix in SUFFIXES:
+        used = suffix if _name_format(suffix) in Image.SAVE else "ppm"  # AVIF is not in every build of Pillow
+        samples[suffix] = [_encode(image, used, **options) for image, options in _variants(used, color, alpha)]
+    return samples
+
+
+def _name_format(suffix: str) -> str:
+    return FORMATS.get(suffix, suffix.upper())
 
 
 def _variants(suffix: str, color: Image.Image, alpha: Image.Image) -> list[tuple[Image.Image, dict[str, object]]]:
@@ -64,7 +71,7 @@ def _variants(suffix: str, color: Image.Image, alpha: Image.Image) -> list[tuple
 
 def _encode(image: Image.Image, suffix: str, **options: object) -> bytes:
     content = io.BytesIO()
-    image.save(content, FORMATS.get(suffix, suffix.upper()), **options)
+    image.save(content, _name_format(suffix), **options)
     return content.getvalue()
 
 
