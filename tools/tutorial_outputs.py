@@ -55,7 +55,7 @@ class Session:
             status, output = 0, self._install()
         else:
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-            environment = {**os.environ, "PATH": path, "PYTHONPATH": str(self.folder), "COLUMNS": str(WIDTH)}
+            environment = {**os.environ, "PYTEST_ADDOPTS": "", "PATH": path, "PYTHONPATH": str(self.folder), "COLUMNS": str(WIDTH)}
             done = subprocess.run(
                 command, shell=True, cwd=self.folder, env=environment, capture_output=True, text=True, check=False
             )

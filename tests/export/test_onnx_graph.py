@@ -265,7 +265,7 @@ def test_page_shows_the_table_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) 
 def test_example_of_the_page_runs(
     ncm: ContinualClassifier, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (_, example) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (*_, example) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "pets.onnx").write_bytes(session.content)
     Image.fromarray(square("blue", 77)).save(tmp_path / "cat.jpg")
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from caprompt.checkpoint import folder as folder_module
 from robust.attack import GOOD, judge, make_random
 from robust.registry import get_attack
 from robust.supervisor import CASES
@@ -24,6 +25,12 @@ def prepare(kind: str, folder: Path) -> Any:
     target = folder / kind
     target.mkdir()
     return get_attack(kind).prepare(target)
+
+
+@pytest.fixture(autouse=True)
+def _restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore after a test what an attack sets in the package: here it shares the process with other tests."""
+    monkeypatch.setattr(folder_module, "MAX_READS", folder_module.MAX_READS)
 
 
 @pytest.fixture(scope="module")

@@ -283,10 +283,12 @@ def test_problems_are_shown_before_teaching(browser: Any, server: RunningServer,
 def test_a_card_is_renamed_and_loses_single_images(browser: Any, server: RunningServer, tmp_path: Path) -> None:
     visit = Visit(browser, server.url)
     card = visit.add_class("bleu")
-    files = sorted((write_squares(tmp_path, ["blue"], each=6) / "blue").iterdir())
+    *files, last = sorted((write_squares(tmp_path, ["blue"], each=6) / "blue").iterdir())
     card.get_by_label("Choose images of bleu").set_input_files(files)
-    visit.see("6 images")
+    visit.see("5 images")
     card.get_by_label("Name of the class").fill("blue")
+    card.get_by_label("Choose images of bleu").set_input_files(last)  # while the name is typed
+    visit.see("6 images")
     card.get_by_label("Name of the class").press("Enter")
     visit.page.get_by_role("button", name="Remove 002.png").click()
     sync_api.expect(visit.page.get_by_role("button", name="Teach", exact=True)).to_be_enabled(timeout=15_000)

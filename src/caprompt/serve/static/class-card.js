@@ -17,6 +17,7 @@ export function ClassCard({ draft, entry, known, size, fresh, cameraOpen, onCame
   useEffect(() => {
     if (fresh) card.current.querySelector(fresh === "name" ? "input[type=text]" : ".card-actions button")?.focus();
   }, [fresh]);
+  // The field is drawn anew with another name only: images that arrive meanwhile must not undo what is being typed.
   const rename = (event) => {
     const wanted = event.target.value.trim();
     const done = wanted === name || draft.rename(key, wanted);
@@ -28,7 +29,7 @@ export function ClassCard({ draft, entry, known, size, fresh, cameraOpen, onCame
     <article ref=${card} class="card class-card" data-class=${key} aria-label=${name}>
       <div class="card-head">
         <label class="name"><span class="unseen">${t("card.name")}</span>
-          <input type="text" value=${name} maxlength="100" autocomplete="off" spellcheck="false" onChange=${rename}
+          <input key=${name} type="text" defaultValue=${name} maxlength="100" autocomplete="off" spellcheck="false" onChange=${rename}
             onKeyDown=${(event) => event.key === "Enter" && event.target.blur()}
             aria-describedby=${taken ? `${key}-taken` : null} />
           <${Icon} name="edit" />
