@@ -84,7 +84,8 @@ def install(uv: str, setting: Setting, python: str, target: Path) -> None:
     """Make a fresh environment with this checkout in it."""
     run([uv, "venv", "--clear", "--python", python, str(target)])
     words = [uv, "pip", "install", "--quiet", "--python", str(target), "--resolution", setting.resolution]
-    run([*words, "--editable", ".[dev]"])
+    # many tests start Python, which would compile torch each time where it may not write
+    run([*words, "--compile-bytecode", "--editable", ".[dev]"])
 
 
 def list_installed(uv: str, target: Path) -> dict[str, str]:
@@ -94,14 +95,21 @@ def list_installed(uv: str, target: Path) -> dict[str, str]:
     return {package["name"]: package["version"] for package in json.loads(listed)}
 
 
-def main() -> int:
-    """Install, compare with the lower bounds, test."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments; those of pytest are all words after the first `--`."""
+    usage = "%(prog)s [options] {lowest,newest} [-- ...]"
+    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", choices=SETTINGS)
     parser.add_argument("--python", help="its version or path (default: 3.10 for lowest, 3.13 for newest)")
     parser.add_argument("--environments", type=Path, default=ROOT / "build" / "versions", help="folder for the environments")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
-    args = parser.parse_args()
+    # argparse does not find positional arguments of any number after an option
+    end = words.index("--") if "--" in words else len(words)
+    return parser.parse_args(words[:end], argparse.Namespace(pytest=list(words[end + 1 :])))
+
+
+def main() -> int:
+    """Install, compare with the lower bounds, test."""
+    args = parse_arguments(sys.argv[1:])
     setting, target = SETTINGS[args.versions], args.environments / args.versions
     try:
         uv = find_uv(args.environments)

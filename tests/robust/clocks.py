@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -11,16 +10,14 @@ from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from random import Random
 
-import torch
-from helpers import QUICK, write_backbone, write_squares
-
-from caprompt import ContinualClassifier, checkpoint
+from caprompt import checkpoint
 from caprompt.classifier import state
 from caprompt.cli.commands import evaluate
 from caprompt.distributed.leases import Lease
 from caprompt.serve.uploads import EXPIRY, UploadStore
 from robust.attack import Attack, InvalidError, LostError
 from robust.forks import check_clean, read_model, run_fork
+from robust.material import make_model, read_plan, write_plan
 from robust.scenes import run_main
 
 TIMES = (0, 1, 86_400, 946_684_800, 1_700_000_000, 2**31 - 1, 2**31, 4_102_444_800, 253_402_300_000)  # seconds since 1970
@@ -29,12 +26,7 @@ COLORS = ("blue", "yellow", "purple")
 
 def prepare(folder: Path) -> Path:
     """Make a model and images of further classes."""
-    torch.set_num_threads(1)
-    backbone = write_backbone(folder / "tiny.safetensors")
-    write_squares(folder / "week1", ["red", "green"])
-    for color in COLORS:
-        write_squares(folder / color, [color])
-    ContinualClassifier(backbone=backbone, device="cpu", **QUICK).learn(folder / "week1", checkpoint_dir=folder / "pets")
+    make_model(folder, {"week1": ["red", "green"], **{color: [color] for color in COLORS}})
     for words in (
         ["learn", folder / "copy", folder / "blue"],
         ["evaluate", folder / "copy", folder / "week1"],
@@ -52,13 +44,12 @@ def damage(base: Path, folder: Path, rng: Random, number: int) -> str:
         "files": [rng.choice((None, *TIMES)) for _ in range(8)],
         "lessons": rng.randint(1, len(COLORS)),
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
-    return json.dumps(plan)
+    return write_plan(folder, plan)
 
 
 def use(base: Path, folder: Path) -> None:
     """Teach, evaluate and undo, each with another clock; a lease and an upload of another time stay with their owners."""
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = read_plan(folder)
     model = folder / "pets"
     shutil.copytree(base / "pets", model)
     versions = [read_model(model)]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from functools import partial
 from pathlib import Path
 from random import Random
 
-import torch
-from helpers import QUICK, write_backbone, write_squares
+from helpers import write_squares
 
-from caprompt import ContinualClassifier, checkpoint
+from caprompt import checkpoint
 from robust.attack import Attack, LostError, RefusedError
 from robust.forks import Ended, check_clean, read_model, start_fork
+from robust.material import make_model, read_plan, write_plan
 from robust.scenes import run_main
 
 COMMANDS = {
@@ -31,17 +30,8 @@ COMMANDS = {
 
 def prepare(folder: Path) -> Path:
     """Make a model of a lesson and some edits, and images for more lessons."""
-    torch.set_num_threads(1)
-    backbone = write_backbone(folder / "tiny.safetensors")
-    for name, colors, start in (
-        ("week1", ["red", "green"], 0),
-        ("more", ["red"], 30),
-        ("blue", ["blue"], 0),
-        ("yellow", ["yellow"], 0),
-    ):
-        write_squares(folder / name, colors, start=start)
-    model = ContinualClassifier(backbone=backbone, device="cpu", **QUICK)
-    model.learn(folder / "week1", checkpoint_dir=folder / "pets")
+    model = make_model(folder, {"week1": ["red", "green"], "blue": ["blue"], "yellow": ["yellow"]})
+    write_squares(folder / "more", ["red"], start=30)
     for old, new in (("green", "leaf"), ("leaf", "green")) * 2:  # more versions than commands can undo
         model.rename(old, new)
         model.save(folder / "pets")
@@ -64,13 +54,12 @@ def damage(base: Path, folder: Path, rng: Random, number: int) -> str:
         "commands": [rng.choice(sorted(COMMANDS)) for _ in range(rng.randint(2, 4))],
         "delays": [rng.choice((0.0, 0.0, rng.uniform(0, 0.3))) for _ in range(4)],
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
-    return json.dumps(plan)
+    return write_plan(folder, plan)
 
 
 def use(base: Path, folder: Path) -> None:
     """Run the commands, with a reader beside them; then count what they have done."""
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = read_plan(folder)
     model = folder / "pets"
     shutil.copytree(base / "pets", model)
     before = len(checkpoint.read_config(model)["lessons"])

@@ -7,22 +7,19 @@ ends a write in the middle.
 from __future__ import annotations
 
 import errno
-import json
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from robust.attack import Attack, LostError
 from robust.forks import limit_file_size, make_fault, run_fork
-from robust.scenes import Scene, make_scenes
+from robust.material import write_plan
+from robust.scenes import Scene, begin_planned, make_scenes
 
 NAMES = ("learn", "run", "undo", "rename", "evaluate")
 CODES = {"full": errno.ENOSPC, "quota": errno.EDQUOT, "read-only": errno.EROFS, "permission": errno.EACCES, "broken": errno.EIO}
+PREPARE = partial(make_scenes, names=NAMES)
 MAX_FILE = 200_000  # bytes; no file of these models is larger
-
-
-def prepare(folder: Path) -> dict[str, Scene]:
-    """Run each command once undisturbed."""
-    return make_scenes(folder, NAMES)
 
 
 def damage(scenes: dict[str, Scene], folder: Path, rng: Random, number: int) -> str:
@@ -34,16 +31,12 @@ def damage(scenes: dict[str, Scene], folder: Path, rng: Random, number: int) -> 
     plan["fault"] = rng.choice(("full", "full", "full", *CODES, "size"))
     if plan["fault"] == "size":
         plan["bytes"] = int(MAX_FILE ** rng.random())
-    (folder / "plan.json").write_text(json.dumps(plan))
-    return json.dumps(plan)
+    return write_plan(folder, plan)
 
 
 def use(scenes: dict[str, Scene], folder: Path) -> None:
     """Run the command with the fault, check the model, and repeat the command without it."""
-    plan = json.loads((folder / "plan.json").read_text())
-    scene = scenes[plan["command"]]
-    scene.begin(folder)
-    call = scene.make_call(folder)
+    plan, scene, call = begin_planned(scenes, folder)
     if plan["fault"] == "size":
         ended = run_fork(call, setup=lambda: limit_file_size(plan["bytes"]))
     else:
@@ -58,4 +51,4 @@ def use(scenes: dict[str, Scene], folder: Path) -> None:
     ended.check()
 
 
-ATTACK = Attack("disks", "full, read-only and broken storage at every operation", 700, 12, prepare, damage, use, limit=30)
+ATTACK = Attack("disks", "full, read-only and broken storage at every operation", 700, 12, PREPARE, damage, use, limit=30)

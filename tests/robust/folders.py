@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from caprompt import checkpoint
 from robust.attack import Attack, LostError
 from robust.forks import Hook, read_content, read_model, run_fork
+from robust.material import read_plan, write_plan
 from robust.scenes import Scene, make_scenes
 
 NAMES = ("learn", "run", "undo", "rename", "evaluate")
+PREPARE = partial(make_scenes, names=NAMES)
 SOURCES = ("tiny.safetensors", "week1", "week2", "data", "taught", "pets")  # of a scene
 FIRST = 10  # operation at which the model has been found: before, `learn` rightly makes a new one, with the default backbone
-
-
-def prepare(folder: Path) -> dict[str, Scene]:
-    """Run each command once undisturbed."""
-    return make_scenes(folder, NAMES)
 
 
 def damage(scenes: dict[str, Scene], folder: Path, rng: Random, number: int) -> str:
@@ -31,13 +28,13 @@ def damage(scenes: dict[str, Scene], folder: Path, rng: Random, number: int) -> 
     target = rng.choice(("work/run" if name == "run" else "work/pets", images, "work", "base"))
     at = rng.randrange(FIRST, scenes[name].operations)
     back = at + rng.randint(1, 30) if rng.random() < 0.5 else None
-    (folder / "plan.json").write_text(json.dumps({"command": name, "target": target, "at": at, "back": back}))
+    write_plan(folder, {"command": name, "target": target, "at": at, "back": back})
     return f"{name}: {target} at {at}, back at {back}"
 
 
 def use(scenes: dict[str, Scene], folder: Path) -> None:
     """Run the command on a copy of everything, of which a part vanishes; put it back and check the model."""
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = read_plan(folder)
     base, work, away = folder / "base", folder / "work", folder / "away"
     base.mkdir()
     work.mkdir()
@@ -77,4 +74,4 @@ def _make_vanishing(target: Path, away: Path, at: int, back: int | None) -> Hook
     return move
 
 
-ATTACK = Attack("folders", "folders that vanish, and come back", 120, 8, prepare, damage, use, limit=30)
+ATTACK = Attack("folders", "folders that vanish, and come back", 120, 8, PREPARE, damage, use, limit=30)

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 import torch
-from helpers import QUICK, squares, write_backbone, write_squares
+from helpers import squares
 
 from caprompt import ContinualClassifier
 from caprompt.cli.app import main
@@ -26,6 +26,7 @@ from caprompt.errors import CapromptError
 from caprompt.utils.spreadsheets import escape_formula
 from robust.attack import Attack, InvalidError, LostError, RefusedError
 from robust.damage import mutate_bytes
+from robust.material import make_model, read_plan, write_plan
 
 CONTROL = frozenset(map(chr, (*range(9), *range(11, 32), 127, *range(0x80, 0xA0))))
 NAMES = (
@@ -78,11 +79,7 @@ COMMANDS = (
 
 def prepare(folder: Path) -> Path:
     """Make a model and images."""
-    torch.set_num_threads(1)
-    backbone = write_backbone(folder / "tiny.safetensors")
-    write_squares(folder / "week1", ["red", "green"], each=4)
-    write_squares(folder / "week2", ["blue"], each=4)
-    ContinualClassifier(backbone=backbone, device="cpu", **QUICK).learn(folder / "week1", checkpoint_dir=folder / "pets")
+    make_model(folder, {"week1": ["red", "green"], "week2": ["blue"]}, each=4)
     return folder
 
 
@@ -104,7 +101,7 @@ def damage(base: Path, folder: Path, rng: Random, number: int) -> str:
         "skip": rng.random() < 0.5,
         "value": rng.randrange(len(VALUES)),
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
+    write_plan(folder, plan)
     return f"{way} {note}: {command}, {plan['word'][:20] if plan['odd_word'] else plan['place']!r}"
 
 
@@ -213,7 +210,7 @@ VALUES: tuple[Callable[[], Any], ...] = (
 
 def use(base: Path, folder: Path) -> None:
     """Run the command, or call the library with a value that is no image."""
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = read_plan(folder)
     model = folder / "pets"
     shutil.copytree(base / "pets", model)
     if plan["command"] in ("api", "save"):

@@ -6,36 +6,29 @@ moments are chosen among the file operations of a call, at which a model is in m
 
 from __future__ import annotations
 
-import json
 import signal
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from robust.attack import Attack
 from robust.forks import make_killer, run_fork
-from robust.scenes import Scene, make_scenes
+from robust.material import write_plan
+from robust.scenes import Scene, begin_planned, make_scenes
 
 NAMES = ("learn", "run", "undo", "serve")
-
-
-def prepare(folder: Path) -> dict[str, Scene]:
-    """Run each command once undisturbed."""
-    return make_scenes(folder, NAMES)
+PREPARE = partial(make_scenes, names=NAMES)
 
 
 def damage(scenes: dict[str, Scene], folder: Path, rng: Random, number: int) -> str:
     """Choose a command and a moment, as a share of its file operations or seconds."""
     plan = {"command": NAMES[number % len(NAMES)], "by": ("operations", "seconds")[number // len(NAMES) % 2], "share": rng.random()}
-    (folder / "plan.json").write_text(json.dumps(plan))
-    return json.dumps(plan)
+    return write_plan(folder, plan)
 
 
 def use(scenes: dict[str, Scene], folder: Path) -> None:
     """Kill the command at the moment, and go on."""
-    plan = json.loads((folder / "plan.json").read_text())
-    scene = scenes[plan["command"]]
-    scene.begin(folder)
-    call = scene.make_call(folder)
+    plan, scene, call = begin_planned(scenes, folder)
     if plan["by"] == "operations":
         ended = run_fork(call, folder=folder, hook=make_killer(int(plan["share"] * scene.operations)))
     else:
@@ -46,4 +39,4 @@ def use(scenes: dict[str, Scene], folder: Path) -> None:
     scene.finish(folder)
 
 
-ATTACK = Attack("kills", "SIGKILL at random moments of learn, run, undo and serve", 200, 8, prepare, damage, use, limit=30)
+ATTACK = Attack("kills", "SIGKILL at random moments of learn, run, undo and serve", 200, 8, PREPARE, damage, use, limit=30)

@@ -23,6 +23,7 @@ from caprompt.classifier import editing
 from caprompt.errors import CapromptError
 from robust.attack import Attack, InvalidError, LostError, RefusedError
 from robust.damage import mutate_bytes
+from robust.material import read_plan, write_plan
 
 TENSORS = ("state.safetensors", "records.safetensors")
 VALUES = (float("nan"), float("inf"), -float("inf"), 3e38, 1e30, -1e30, 1e-45, 0.0, -1.0)
@@ -100,7 +101,7 @@ def damage(models: Models, folder: Path, rng: Random, number: int) -> str:
         place = {"current": model, "in-progress": model / "in-progress", "versions": model / "versions" / "0"}[part]
         note = mutate_folder(place, rng) if place.is_dir() else "nothing"
     plan = {"part": part, "override": rng.random() < 0.9 or part != "current"}
-    (folder / "plan.json").write_text(json.dumps(plan))
+    write_plan(folder, plan)
     return f"{method}, {part}: {note}"
 
 
@@ -164,7 +165,7 @@ def mutate_header(path: Path, rng: Random) -> str:
 
 def use(models: Models, folder: Path) -> None:
     """Show, load and ask a model; then resume or undo the call that was stopped, where that is what was damaged."""
-    model, plan = folder / "model", json.loads((folder / "plan.json").read_text())
+    model, plan = folder / "model", read_plan(folder)
     backbone = models.backbone if plan["override"] else None
     before = read_tree(model)
     shown = caprompt_in_process("info", model, cwd=folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from random import Random
@@ -15,6 +14,7 @@ from helpers import quick_options, squares, write_backbone
 from caprompt import ContinualClassifier, methods
 from caprompt.backbones.weights import Backbone, load_backbone
 from robust.attack import Attack, InvalidError
+from robust.material import read_plan, write_plan
 
 NUMBERS = (
     *(0, 1, 2, -1, 7, 100, 10**3, 10**4, 10**5, 10**6, 10**12, 10**30, 2**63),
@@ -49,13 +49,13 @@ def damage(backbone: Backbone, folder: Path, rng: Random, number: int) -> str:
         is_long = (name in LONG or "epochs" in name) and isinstance(value, (int, float)) and value > MAX_LONG
         chosen[name] = MAX_LONG if is_long else value
     chosen.pop("compile", None)  # starts a compiler, which takes its time
-    (folder / "plan.json").write_text(json.dumps({"method": method, "options": chosen}))
+    write_plan(folder, {"method": method, "options": chosen})
     return f"{method}: {str(chosen)[:200]!r}"
 
 
 def use(backbone: Backbone, folder: Path) -> None:
     """Teach a model two tasks and ask it."""
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = read_plan(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = ContinualClassifier(plan["method"], backbone, device="cpu", **{**quick_options(plan["method"]), **plan["options"]})

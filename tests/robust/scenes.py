@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import torch
-from helpers import QUICK, write_backbone, write_squares
+from helpers import QUICK, write_squares
 from serve.running import pngs
 
 from caprompt import ContinualClassifier, checkpoint
@@ -24,6 +24,7 @@ from caprompt.serve.uploads import Upload
 from caprompt.utils.files import finish_commit
 from robust.attack import LostError
 from robust.forks import Ended, check_clean, read_content, read_model, run_fork
+from robust.material import make_model, read_plan
 
 OPTIONS = {**QUICK, "epochs": 4}
 COLORS = ("red", "green", "blue")
@@ -153,14 +154,9 @@ def run_main(words: list[str]) -> int:
 
 def make_scenes(folder: Path, names: tuple[str, ...]) -> dict[str, Scene]:
     """Make images and models, and run each command once undisturbed."""
-    torch.set_num_threads(1)
-    backbone = write_backbone(folder / "tiny.safetensors")
-    write_squares(folder / "week1", ["red", "green"])
-    write_squares(folder / "week2", ["blue"])
+    make_model(folder, {"week1": ["red", "green"], "week2": ["blue"]}, OPTIONS)
     write_squares(folder / "data" / "train", COLORS)
     write_squares(folder / "data" / "test", COLORS, each=2, start=50)
-    model = ContinualClassifier(backbone=backbone, device="cpu", **OPTIONS)
-    model.learn(folder / "week1", checkpoint_dir=folder / "pets")
     shutil.copytree(folder / "pets", folder / "taught")
     ContinualClassifier.load(folder / "taught", device="cpu").learn(folder / "week2", checkpoint_dir=folder / "taught")
     (folder / "uploads" / SERVED).mkdir(parents=True)
@@ -177,6 +173,14 @@ def make_scenes(folder: Path, names: tuple[str, ...]) -> dict[str, Scene]:
         shutil.rmtree(work)
         scenes[name] = scene
     return scenes
+
+
+def begin_planned(scenes: dict[str, Scene], folder: Path) -> tuple[dict[str, Any], Scene, Callable[[], int]]:
+    """Make what the command of a plan starts from; return the plan, the scene of its command, and the command."""
+    plan = read_plan(folder)
+    scene = scenes[plan["command"]]
+    scene.begin(folder)
+    return plan, scene, scene.make_call(folder)
 
 
 def _list_steps(scene: Scene, work: Path) -> list[dict[str, str]]:

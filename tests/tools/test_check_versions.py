@@ -53,6 +53,13 @@ def test_tests_use_the_bounds_of_the_extras(project: dict[str, Any]) -> None:
     assert [(name, version, tested[name]) for name, version in promised if tested.get(name, version) != version] == []
 
 
+def test_words_after_two_dashes_are_for_pytest_wherever_options_stand(tool: SimpleNamespace) -> None:
+    for words in (["lowest", "--python", "3.12"], ["--python", "3.12", "lowest"]):
+        args = tool.parse_arguments([*words, "--", "--numprocesses", "auto", "-m", "not slow", "--"])
+        assert (args.versions, args.python, args.pytest) == ("lowest", "3.12", ["--numprocesses", "auto", "-m", "not slow", "--"])
+    assert tool.parse_arguments(["newest"]).pytest == []
+
+
 def test_doctests() -> None:
     sys.path.insert(0, str(ROOT / "tools"))
     try:

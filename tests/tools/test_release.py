@@ -1,4 +1,4 @@
-"""tools/release.py: checksums and signatures that the standard tools verify; answers to findings of the audit."""
+"""tools/release.py: checksums and signatures that the standard tools verify."""
 
 from __future__ import annotations
 
@@ -49,11 +49,3 @@ def test_signature_by_an_ssh_key_is_verified_and_a_changed_file_is_not(tool: Sim
 
 def test_any_other_key_is_for_gpg(tool: SimpleNamespace, tmp_path: Path) -> None:
     assert tool.make_signing_command("release@example.org", tmp_path / "SHA256SUMS")[0] == "gpg"
-
-
-def test_answers_to_findings_need_a_reason() -> None:
-    read_answers = runpy.run_path(str(ROOT / "tools" / "audit_dependencies.py"))["read_answers"]
-    read_answers((ROOT / "tools" / "audit-answers.txt").read_text(encoding="utf-8"))
-    assert read_answers("# all of them\n\nGHSA-1  only on Windows\n") == {"GHSA-1": "only on Windows"}
-    with pytest.raises(ValueError, match="GHSA-2 has no reason"):
-        read_answers("GHSA-2 \n")
