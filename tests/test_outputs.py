@@ -10,6 +10,7 @@ import torch
 from caprompt import InputError
 from caprompt.methods import MethodOutput
 from caprompt.outputs import (
+    _copy_to_lists,
     compute_known_scores,
     compute_probabilities,
     make_evaluation,
@@ -179,3 +180,8 @@ def test_unknown_images_are_told_apart_by_their_score() -> None:
     assert (score.images, score.auroc, score.flagged, score.falsely_flagged) == (2, 87.5, None, None)
     flagged = make_unknown_score(known, unknown, threshold=0.45)
     assert (flagged.flagged, flagged.falsely_flagged) == (50, 0)
+
+
+def test_columns_that_are_copied_together_are_the_same() -> None:
+    columns = [torch.rand(3, 4), torch.randint(10**9, (3, 2)), torch.rand(3, 1).bfloat16(), torch.tensor([1, 2, 3])]
+    assert _copy_to_lists(columns, together=True) == [column.tolist() for column in columns]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class Calibration:
         """Return the highest probability below which this share of images of learned classes falls; None without a fit."""
         if not self.quantiles:
             return None
-        return float(torch.quantile(torch.tensor(self.quantiles, dtype=torch.float64), false_alarms))
+        return _compute_quantile(self.quantiles, false_alarms)
 
 
 def make_evidence(logits: Tensor, labels: Tensor, optimistic: Tensor | None = None) -> Evidence:
@@ -187,6 +188,11 @@ def bend(logits: Tensor, curvature: float) -> Tensor:
     # Far below zero, log(1 + exp(x)) is exp(x), which would underflow.
     bent = torch.where(scaled < -15, scaled, F.softplus(scaled.clamp_min(-15)).log())
     return 2 * math.log(2) / curvature * (bent - math.log(math.log(2)))
+
+
+@lru_cache(maxsize=64)
+def _compute_quantile(values: tuple[float, ...], level: float) -> float:
+    return float(torch.quantile(torch.tensor(values, dtype=torch.float64), level))
 
 
 def _compute_losses(logits: Tensor, labels: Tensor) -> Tensor:

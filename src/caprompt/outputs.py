@@ -175,15 +175,30 @@ def make_predictions(
     probability is below `threshold` counts as unknown.
     """
     scores, order = compute_probabilities(output).sort(dim=1, descending=True, stable=True)
-    sizes = torch.zeros_like(output.passes) if coverage is None else count_plausible(scores, coverage)
-    listed = max(top, int(sizes.max()))
-    # Converted to lists at once: on a GPU, every row would be a synchronization.
-    columns = (scores[:, :top], order[:, :listed], output.task_weights, output.passes, sizes)
-    for best, indices, weights, passes, size in zip(*(column.tolist() for column in columns), strict=True):
-        ranked = tuple(Score(classes[index], score) for score, index in zip(best, indices, strict=False))
-        is_unknown = threshold is not None and ranked[0].score < threshold
-        plausible = tuple(classes[index] for index in indices[:size])
-        yield Prediction(ranked[0].label, ranked[0].score, ranked, tuple(weights), int(passes), is_unknown, plausible)
+    sizes = None if coverage is None else count_plausible(scores, coverage)
+    listed = top if sizes is None else max(top, int(sizes.max()))
+    columns = [scores[:, :top], order[:, :listed], output.task_weights, output.passes]
+    best, indices, weights, passes, *counts = _copy_to_lists([*columns, sizes] if sizes is not None else columns, scores.is_cuda)
+    sets = [[]] * len(passes) if not counts else [row[:size] for row, size in zip(indices, counts[0], strict=True)]
+    for own_scores, own_indices, own_weights, own_passes, members in zip(best, indices, weights, passes, sets, strict=True):
+        ranked = tuple([Score(classes[index], score) for score, index in zip(own_scores, own_indices, strict=False)])
+        is_unknown = threshold is not None and own_scores[0] < threshold
+        plausible = tuple([classes[index] for index in members])
+        yield Prediction(ranked[0].label, own_scores[0], ranked, tuple(own_weights), int(own_passes), is_unknown, plausible)
+
+
+def _copy_to_lists(columns: Sequence[Tensor], together: bool) -> list[list[Any]]:
+    """Return tensors of N rows as lists; `together` in one copy, since every copy from a GPU waits for all that it has to do.
+
+    >>> _copy_to_lists([torch.tensor([[0.5, 0.25]]), torch.tensor([3])], together=True)
+    [[[0.5, 0.25]], [3]]
+    """
+    if not together:
+        return [column.tolist() for column in columns]
+    # A float64 holds every float32, and every integer that occurs here, exactly.
+    joined = torch.cat([column.reshape(len(column), -1).double() for column in columns], dim=1).cpu()
+    parts = joined.split([column.shape[1:].numel() for column in columns], dim=1)
+    return [part.to(column.dtype).reshape(column.shape).tolist() for part, column in zip(parts, columns, strict=True)]
 
 
 def count_plausible(scores: Tensor, coverage: float) -> Tensor:

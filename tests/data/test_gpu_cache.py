@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from caprompt.data.gpu_cache import GPUImageCache, split_by_padded_bytes, stack_padded
+from caprompt.data.gpu_cache import GPUImageCache, join_padded, split_by_padded_bytes, stack_padded, upload_concatenated
 from caprompt.data.images import Pixels
 
 CPU = torch.device("cpu")
@@ -57,3 +57,37 @@ def test_runs_of_images_are_bounded_by_their_padded_bytes() -> None:
         height, width = (max(shape[axis] for shape in shapes[run]) for axis in (0, 1))
         assert len(shapes[run]) == 1 or 3 * len(shapes[run]) * height * width <= 1000
     assert len(split_by_padded_bytes(shapes, max_bytes=10**9)) == 1
+
+
+def test_stacks_are_joined_as_if_all_images_were_stacked_at_once(images: list[Pixels]) -> None:
+    for parts in ([images], [images[:1], images[1:]], [[each] for each in images], [images[2:], images[2:]]):
+        whole = stack_padded([each for part in parts for each in part], CPU)
+        assert torch.equal(join_padded([stack_padded(part, CPU) for part in parts]), whole)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 80, 10**6])
+def test_images_are_uploaded_in_parts_while_they_come(images: list[Pixels], part_bytes: int) -> None:
+    flat = np.concatenate([each.reshape(-1) for each in images])
+    resident, remaining = upload_concatenated(iter(images), CPU, max_bytes=flat.nbytes + 1, part_bytes=part_bytes)
+    assert resident is not None
+    np.testing.assert_array_equal(resident.numpy(), flat)
+    assert list(remaining) == []
+    resident, remaining = upload_concatenated(iter(images), CPU, max_bytes=flat.nbytes, part_bytes=part_bytes)
+    assert resident is None
+    np.testing.assert_array_equal(np.concatenate(list(remaining)), flat)
+
+
+def test_no_images_are_uploaded() -> None:
+    resident, remaining = upload_concatenated(iter(()), CPU, max_bytes=1)
+    assert resident is not None
+    assert len(resident) == len(list(remaining)) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_images_on_a_gpu_are_the_same(images: list[Pixels]) -> None:
+    on_gpu, on_host = GPUImageCache(iter(images), torch.device("cuda")), GPUImageCache(images, CPU)
+    indices = np.array([1, 2, 0, 1])
+    assert on_gpu.resident is not None
+    for row, index in enumerate(indices):
+        height, width = on_host.shape(int(index))
+        assert torch.equal(on_gpu.take(indices)[row, :height, :width].cpu(), on_host.take(indices)[row, :height, :width])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from caprompt.data.gpu_cache import GPUImageCache, stack_padded
-from caprompt.data.gpu_transforms import crop_to_view, render_batch
+from caprompt.data.gpu_transforms import crop_to_view, make_resampling_weights, render_batch
 from caprompt.data.images import Pixels
 from caprompt.data.transforms import EvalTransform, TrainTransform, Transform, View, render
 
@@ -69,7 +72,21 @@ def test_result_does_not_depend_on_batch_composition() -> None:
         stack_padded([small, large], CPU), [transform.make_view(24, 20), transform.make_view(70, 90)], transform
     )
     alone = render_batch(stack_padded([small], CPU), [transform.make_view(24, 20)], transform)
-    torch.testing.assert_close(together[:1], alone)
+    assert torch.equal(together[:1], alone)
+
+
+@pytest.mark.parametrize("size", [8, 32, 224])
+def test_sums_over_pixels_are_exact(size: int) -> None:
+    """So they are the same in float64, and in float32 in any order."""
+    rng = torch.Generator().manual_seed(0)
+    for source in (7, 20, 32, 61, 300):
+        whole, zero = torch.tensor([float(source)]), torch.zeros(1)
+        weights = make_resampling_weights(zero, whole, torch.tensor([float(size)]), zero, size, source)[0]
+        levels = torch.randint(0, 256, (source, 40), generator=rng).float()
+        levels[:, :20] = 255.0 * (levels[:, :20] > 127)  # sharp edges, where the negative parts of the kernel count most
+        shuffled = torch.randperm(source, generator=rng)
+        assert torch.equal((weights @ levels).double(), weights.double() @ levels.double())
+        assert torch.equal(weights @ levels, weights[:, shuffled] @ levels[shuffled])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -98,3 +115,19 @@ def test_the_part_that_a_view_needs_renders_equally(size: tuple[int, int], resiz
     cropped = render_batch(stack_padded([part], CPU), [own_view], transform)
     torch.testing.assert_close(cropped, whole, rtol=0, atol=1.01 / 255)
     assert (cropped - whole).abs().mean() < 1e-4
+
+
+@pytest.mark.parametrize("size", [(32, 32), (36, 36), (20, 47), (61, 40)])
+@pytest.mark.parametrize("resize", [32, 36])
+@pytest.mark.parametrize("extra", [{}, {"flip": True}, {"brightness": 1.2}])
+def test_equal_views_render_as_unlike_ones_do(size: tuple[int, int], resize: int, extra: dict[str, Any]) -> None:
+    """One pair of matrices for all images, or none for a view of the whole image at its size, changes no bit."""
+    transform = EvalTransform(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.1), resize=resize)
+    view = replace(transform.make_view(size[1], size[0]), **extra)
+    other = replace(view, flip=not view.flip)
+    pixels = stack_padded([photo(*size, seed) for seed in range(5)], CPU)
+    alike = render_batch(pixels, [view] * 5, transform)
+    unlike = render_batch(pixels, [view] * 4 + [other], transform)
+    assert torch.equal(alike[:4], unlike[:4])
+    assert not torch.equal(alike[4], unlike[4])
+    assert torch.equal(render_batch(pixels, [view] * 5, transform), alike)

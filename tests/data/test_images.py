@@ -359,3 +359,16 @@ def test_the_size_of_a_file_is_read_without_its_pixels(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"'.*bad.png' is not a readable image"):
         read_size(tmp_path / "bad.png")
+
+
+def test_pillow_images_in_memory_are_rotated_and_shrunk_as_well(noise) -> None:
+    image = Image.fromarray(noise(0, 30, 40))
+    np.testing.assert_array_equal(decode(image), noise(0, 30, 40))
+    assert decode(image, shrink_to=15).shape == (15, 20, 3)
+    image.getexif()[0x0112] = 6
+    assert decode(image).shape == (40, 30, 3)
+    image.getexif()[0x0112] = 1
+    assert decode(image).shape == (30, 40, 3)
+    transparent = Image.new("RGB", (3, 2), (1, 2, 3))
+    transparent.info["transparency"] = (1, 2, 3)
+    assert get_corner(transparent) == (255, 255, 255)

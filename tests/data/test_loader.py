@@ -15,6 +15,7 @@ from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.gpu_transforms import render_batch
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches
+from caprompt.data.prefetch import prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
 from caprompt.data.transforms import EvalTransform, TrainTransform, render
@@ -205,3 +206,47 @@ def test_processes_share_every_batch_and_see_the_same_views(samples: Samples, si
         for parts, labels in own:
             rows = [targets.tolist().index(label) for label in labels.tolist()]
             torch.testing.assert_close(parts, images[rows], rtol=0, atol=1e-6)
+
+
+def collect_streamed(samples: Samples, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    settings = {"transform": EVAL, "cache": ImageCache(0), "batch_size": 5, "device": torch.device("cpu")} | options
+    images, targets = zip(*iter_streamed_batches(samples, range(len(samples)), **settings), strict=True)
+    return torch.cat(images), torch.cat(targets)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 12, 30])
+def test_streamed_batches_do_not_depend_on_the_number_of_threads(samples: Samples, noise, workers: int) -> None:
+    mixed = Samples((*samples.images, noise(1, 30, 8), noise(2, 8, 30)), (*samples.labels, "a", "a"))
+    for source in (samples, mixed):
+        images, targets = collect_streamed(source, workers=0)
+        images_again, targets_again = collect_streamed(source, workers=workers)
+        assert torch.equal(images, images_again)
+        assert torch.equal(targets, targets_again)
+        assert targets.tolist() == list(range(len(source)))
+
+
+def test_images_that_are_too_large_to_be_stacked_by_threads_render_equally(
+    samples: Samples, noise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = Samples((*samples.images, noise(1, 30, 20)), (*samples.labels, "a"))
+    images, _ = collect_streamed(mixed, workers=2)
+    monkeypatch.setattr(loader, "STACKED_BYTES", 400)  # a chunk of one image is stacked, others are not
+    assert torch.equal(collect_streamed(mixed, workers=2)[0], images)
+
+
+@pytest.mark.parametrize(
+    ("count", "in_memory", "threads"), [(1, True, 0), (32, True, 0), (33, True, 2), (1, False, 0), (4, False, 2)]
+)
+def test_threads_are_started_only_where_they_help(
+    samples: Samples, noise, monkeypatch: pytest.MonkeyPatch, count: int, in_memory: bool, threads: int
+) -> None:
+    started: list[int] = []
+
+    def record(function: Any, items: Any, workers: int, ahead: int) -> Any:
+        started.append(workers)
+        return prefetch_map(function, items, workers, ahead)
+
+    monkeypatch.setattr(loader, "prefetch_map", record)
+    images = tuple(noise(seed) for seed in range(count)) if in_memory else samples.images[:count]
+    collect_streamed(Samples(images, ("a",) * count), workers=2, batch_size=64)
+    assert started == [threads]

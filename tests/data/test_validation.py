@@ -11,7 +11,7 @@ from thread_group import ThreadGroup, run_in_threads
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
-from caprompt.data.validation import NUM_TIMED, _share_problems, map_in_threads, validate_images
+from caprompt.data.validation import NUM_TIMED, _share_problems, explain_unreadable, map_in_threads, validate_images
 from caprompt.errors import DataError
 
 
@@ -113,3 +113,19 @@ def test_processes_share_the_images_and_their_problems(photos: Path) -> None:
     assert sorted(index for decoded, _ in results for index in decoded) == list(range(12))
     for _, problems in results:
         assert [index for index, problem in enumerate(problems) if problem] == [5]
+
+
+def test_images_that_were_not_checked_are_explained_equally(photos: Path, noise) -> None:
+    (photos / "class2" / "1.png").write_bytes(b"not an image")
+    invalid = Samples((noise(0), noise(1).astype(np.int32)), ("cat", "dog"))
+    for samples in (read_source(photos), invalid):
+        with pytest.raises(DataError) as checked:
+            validate_images(samples, ImageCache())
+        with pytest.raises(DataError) as later, explain_unreadable(samples):
+            list(map(ImageCache(0).get, samples.images))
+        assert str(later.value) == str(checked.value)
+
+
+def test_other_errors_about_data_are_passed_on(photos: Path) -> None:
+    with pytest.raises(DataError, match="another reason"), explain_unreadable(read_source(photos)):
+        raise DataError("another reason")

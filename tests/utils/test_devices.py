@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from caprompt.errors import OptionError
-from caprompt.utils.devices import resolve_device
+from caprompt.utils.devices import allocate_upload, resolve_device, to_device
 
 
 def test_available_devices() -> None:
@@ -16,3 +16,19 @@ def test_available_devices() -> None:
 def test_unavailable_devices(name: str) -> None:
     with pytest.raises(OptionError, match="there is no device"):
         resolve_device(name)
+
+
+def test_memory_for_uploads_is_pinned_where_there_is_a_gpu() -> None:
+    assert not allocate_upload((2, 3), torch.device("cpu")).is_pinned()
+    assert allocate_upload((2, 3), torch.device("cpu")).dtype == torch.uint8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_uploads_are_not_overwritten_by_later_ones() -> None:
+    """Each buffer is deleted while the copy from it may still run; PyTorch must not hand it out again before."""
+    device, uploads = torch.device("cuda"), []
+    for value in range(50):
+        buffer = allocate_upload((1 << 22,), device)
+        assert buffer.is_pinned()
+        uploads.append(to_device(buffer.fill_(value), device))
+    assert [int(upload.min()) for upload in uploads] == [int(upload.max()) for upload in uploads] == list(range(50))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from caprompt.classifier.unlearned import SKIP, check_choice, make_unlearned_err
 from caprompt.data.labels import Label, Names
 from caprompt.data.samples import Samples
 from caprompt.data.sources import Source, explain_without_skipping, read_images, read_source
-from caprompt.data.validation import validate_images
+from caprompt.data.validation import check_label_conflicts, explain_unreadable, validate_images
 from caprompt.engine.inference import choose_batch_size, predict_samples
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import CapromptError, InputError, OptionError
@@ -86,15 +87,21 @@ class PredictingModel(ModelState):
         if coverage is not None and not self.calibration.images:
             raise InputError("this model is not calibrated, so its scores say nothing about coverage; calibrate it first")
         output = self._predict_images(images, batch_size, options)
+        if output is None:
+            return []
         threshold = self.calibration.get_threshold(false_alarms)
-        return [] if output is None else list(make_predictions(output, self.labels, top, coverage, threshold))
+        predictions = list(make_predictions(output, self.labels, top, coverage, threshold))
+        _require_finite([prediction.score for prediction in predictions])  # NaN would be the highest
+        return predictions
 
     def predict_proba(self, images: Any, *, batch_size: int | None = None, **options: Any) -> NDArray[np.float32]:
         """Return the probability of each class for N images, in the order of `classes`: (N, C)."""
         output = self._predict_images(images, batch_size, options)
         if output is None:
             return np.zeros((0, len(self.classes)), dtype=np.float32)
-        return compute_probabilities(output).float().cpu().numpy()
+        probabilities = compute_probabilities(output).float().cpu().numpy()
+        _require_finite(probabilities)
+        return probabilities
 
     def _predict_images(self, images: Any, batch_size: int | None, options: Mapping[str, Any]) -> MethodOutput | None:
         """Return the output for images, or None if there are none."""
@@ -106,10 +113,7 @@ class PredictingModel(ModelState):
         pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
         size = choose_batch_size(len(inputs), batch_size, self.device)
         with self.override_options(options), explain_without_skipping():
-            output = self._predict_samples(pipeline, samples, size)
-        if not bool(compute_probabilities(output).isfinite().all()):
-            raise CapromptError("the scores of this model are not finite; undo its last lesson, or restore it from a backup")
-        return output
+            return self._predict_samples(pipeline, samples, size)
 
     def explain(
         self, image: Any, *, against: Label | None = None, copies: int = COPIES, batch_size: int | None = None, **options: Any
@@ -178,9 +182,13 @@ class PredictingModel(ModelState):
         Of several processes, each predicts its share of the batches, and all of them return the whole output.
         """
         pipeline = InputPipeline(self.backbone, self.device)
-        samples, targets = self.read_labeled(source, pipeline, skip_bad, communicator)
+        # On a GPU, images are decoded while others are predicted, and once; so unreadable ones must end the call.
+        is_single_pass = pipeline.batched and not skip_bad and communicator.size == 1
+        if is_single_pass:
+            pipeline.cache.budget_bytes = 0
+        samples, targets = self.read_labeled(source, pipeline, skip_bad, communicator, decode=not is_single_pass)
         size = choose_batch_size(len(samples), batch_size, self.device)
-        with self.override_options(options):
+        with self.override_options(options), explain_unreadable(samples) if is_single_pass else nullcontext():
             start_time = time.perf_counter()
             tasks = self.method.task_of_class[self._outputs(samples)].tolist()
             has_share = len(samples) > size * (communicator.size - 1)  # so that every process gets a batch at least
@@ -248,12 +256,25 @@ class PredictingModel(ModelState):
         )
 
     def read_labeled(
-        self, source: Source, pipeline: InputPipeline, skip_bad: bool, communicator: Communicator = ALONE
+        self, source: Source, pipeline: InputPipeline, skip_bad: bool, communicator: Communicator = ALONE, decode: bool = True
     ) -> tuple[Samples, list[int]]:
-        """Return images to test with and the index of each one's class; every class must have been learned."""
+        """Return images to test with and the index of each one's class; every class must have been learned.
+
+        Without `decode`, the images are not read yet, except where two classes may have the same one.
+        """
         self._require_classes()
-        samples = validate_images(read_source(source), pipeline.cache, skip_bad, communicator=communicator)
+        samples = read_source(source)
+        if decode:
+            samples = validate_images(samples, pipeline.cache, skip_bad, communicator=communicator)
+        elif not samples.published:
+            check_label_conflicts(samples)
         for name in samples.classes:
             if name not in self.classes:
                 raise make_unlearned_error(name, self.classes)
         return samples, self._targets(samples)
+
+
+def _require_finite(scores: Sequence[float] | NDArray[np.float32]) -> None:
+    """Raise for a model whose scores are not numbers."""
+    if not np.isfinite(scores).all():
+        raise CapromptError("the scores of this model are not finite; undo its last lesson, or restore it from a backup")

@@ -131,6 +131,9 @@ class ModelState:
     @contextmanager
     def override_options(self, options: Mapping[str, Any]) -> Iterator[None]:
         """Use other options within the context; only those that do not concern training."""
+        if not options:
+            yield
+            return
         before = self.method.options
         for name in options:
             if name in type(before).model_fields and name not in before.at_prediction:

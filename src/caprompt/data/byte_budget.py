@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Condition
+from threading import Condition, Lock
 
 __all__ = ["ByteBudget"]
 
@@ -25,18 +25,25 @@ class ByteBudget:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
-        self._changed = Condition()
+        self._waiting = 0  # threads
+        self._changed = Condition(Lock())
 
     @contextmanager
     def reserve(self, num_bytes: int) -> Iterator[None]:
         """Hold a part of the budget within the context."""
         share = min(num_bytes, self.total_bytes)
         with self._changed:
-            self._changed.wait_for(lambda: self.used_bytes + share <= self.total_bytes)
+            while self.used_bytes + share > self.total_bytes:
+                self._waiting += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._waiting -= 1
             self.used_bytes += share
         try:
             yield
         finally:
             with self._changed:
                 self.used_bytes -= share
-                self._changed.notify_all()
+                if self._waiting:
+                    self._changed.notify_all()

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprompt.data.images import Pixels
-from caprompt.utils.devices import to_device
+from caprompt.utils.devices import allocate_upload, to_device
 
-__all__ = ["GPUImageCache", "split_by_padded_bytes", "stack_padded"]
+__all__ = ["GPUImageCache", "join_padded", "split_by_padded_bytes", "stack_on_host", "stack_padded"]
 
 MAX_HOST_BYTES = 2 * 1024**3  # bytes of pixels in RAM; beyond that they go to a file
 MAX_GPU_SHARE = 0.4  # share of the GPU's free memory that images may take
+UPLOAD_BYTES = 16 * 1024**2  # of pixels that are uploaded at a time
 
 
 class GPUImageCache:
@@ -33,12 +34,14 @@ class GPUImageCache:
     def __init__(self, images: Iterable[Pixels], device: torch.device, max_host_bytes: int = MAX_HOST_BYTES) -> None:
         self.device = device
         shapes: list[tuple[int, int]] = []
-        self.host = _concatenate(_record_shapes(images, shapes), max_host_bytes)
+        remaining = _record_shapes(images, shapes)
+        self.resident: Tensor | None = None
+        if device.type == "cuda":
+            max_bytes = int(MAX_GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+            self.resident, remaining = upload_concatenated(remaining, device, max_bytes)
+        self.host = _concatenate(remaining, max_host_bytes)  # empty if all images are on the GPU
         self.shapes = np.array(shapes, dtype=np.int64).reshape(-1, 2)  # (N, 2): heights and widths
         self.starts = np.concatenate([[0], np.cumsum(3 * self.shapes.prod(axis=1))])
-        self.resident: Tensor | None = None
-        if device.type == "cuda" and self.host.nbytes < MAX_GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
-            self.resident = torch.from_numpy(self.host).to(device)
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -75,11 +78,34 @@ def stack_padded(images: Sequence[Pixels], device: torch.device) -> Tensor:
 
     They are zero-padded at the right and bottom.
     """
-    height, width = (max(pixels.shape[axis] for pixels in images) for axis in (0, 1))
-    batch = np.zeros((len(images), height, width, 3), np.uint8)
-    for row, pixels in zip(batch, images, strict=True):
-        row[: pixels.shape[0], : pixels.shape[1]] = pixels
-    return to_device(torch.from_numpy(batch), device)
+    return to_device(stack_on_host(images, device), device)
+
+
+def stack_on_host(images: Sequence[Pixels], device: torch.device) -> Tensor:
+    """Stack images like `stack_padded`, but into host memory that a copy to `device` can be started from."""
+    shapes = {pixels.shape[:2] for pixels in images}
+    height, width = max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+    stacked = allocate_upload((len(images), height, width, 3), device)
+    if len(shapes) > 1:
+        stacked.zero_()
+    for row, pixels in zip(stacked.numpy(), images, strict=True):
+        row[: pixels.shape[0], : pixels.shape[1]] = pixels  # without the GIL
+    return stacked
+
+
+def join_padded(stacks: Sequence[Tensor]) -> Tensor:
+    """Join stacks of images (n, H, W, 3) on one device to one, zero-padded to the largest of them.
+
+    >>> join_padded([torch.ones(1, 2, 1, 3), torch.ones(2, 1, 2, 3)])[:, :, :, 0].tolist()
+    [[[1.0, 0.0], [1.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]]]
+    """
+    if len({stack.shape[1:] for stack in stacks}) == 1:
+        return stacks[0] if len(stacks) == 1 else torch.cat(list(stacks))
+    height, width = (max(stack.shape[axis] for stack in stacks) for axis in (1, 2))
+    joined = stacks[0].new_zeros(sum(map(len, stacks)), height, width, 3)
+    for part, stack in zip(joined.split([len(stack) for stack in stacks]), stacks, strict=True):
+        part[:, : stack.shape[1], : stack.shape[2]] = stack
+    return joined
 
 
 def split_by_padded_bytes(shapes: Sequence[Sequence[int]], max_bytes: int) -> list[slice]:
@@ -96,6 +122,35 @@ def split_by_padded_bytes(shapes: Sequence[Sequence[int]], max_bytes: int) -> li
             runs.append(slice(start, index))
             start, (height, width) = index, shape[:2]
     return [*runs, slice(start, len(shapes))]
+
+
+def upload_concatenated(
+    images: Iterator[Pixels], device: torch.device, max_bytes: int, part_bytes: int = UPLOAD_BYTES
+) -> tuple[Tensor | None, Iterator[Pixels]]:
+    """Concatenate all bytes of images on a device, uploading some while others are decoded.
+
+    Return them and no images, or if they take `max_bytes` or more, None and the images again, as flat arrays.
+    """
+    parts: list[Tensor] = []
+    waiting: list[Pixels] = []
+    size = waiting_bytes = 0
+    for pixels in images:
+        waiting.append(pixels.reshape(-1))
+        waiting_bytes += pixels.nbytes
+        size += pixels.nbytes
+        if size >= max_bytes:
+            return None, chain((part.cpu().numpy() for part in parts), waiting, images)
+        if waiting_bytes >= part_bytes:
+            parts.append(_upload(waiting, waiting_bytes, device))
+            waiting, waiting_bytes = [], 0
+    parts += [_upload(waiting, waiting_bytes, device)] if waiting else []
+    return (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device=device)), iter(())
+
+
+def _upload(flat: Sequence[Pixels], num_bytes: int, device: torch.device) -> Tensor:
+    joined = allocate_upload((num_bytes,), device)
+    np.concatenate(flat, out=joined.numpy())
+    return to_device(joined, device)
 
 
 def _record_shapes(images: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:

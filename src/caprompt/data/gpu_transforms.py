@@ -13,34 +13,79 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from caprompt.data.images import Pixels
-from caprompt.data.transforms import Transform, View
+from caprompt.data.transforms import Color, Transform, View
 from caprompt.utils.devices import to_device
 
 __all__ = ["MAX_SHAPE_RATIO", "crop_to_view", "make_resampling_weights", "render_batch"]
 
+#: Weights are multiples of 1 / 2^15. Levels are below 2^8 and no partial sum reaches 2^9, so that float32 holds every sum exactly,
+#: in whatever order it is computed: the rendered bits do not depend on the batch.
+WEIGHT_STEPS = 2**15
 MAX_SHAPE_RATIO = 2  # more elongated images are cropped to what a view needs
 
 
 def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) -> Tensor:
     """Render and normalize one view of each image: (B, H, W, 3) uint8 -> (B, 3, S, S) float32."""
-    table = [[*view.box, *view.resized, *view.corner, view.flip, view.brightness] for view in views]
-    parameters = to_device(torch.tensor(table, dtype=torch.float32), pixels.device)
-    left, top, right, bottom, width, height, x, y, flip, brightness = parameters.unbind(1)  # (B,) each
-    columns = make_resampling_weights(left, right - left, width, x, transform.size, pixels.shape[2])  # (B, S, W)
-    rows = make_resampling_weights(top, bottom - top, height, y, transform.size, pixels.shape[1])  # (B, S, H)
-    columns = torch.where(flip[:, None, None] > 0, columns.flip(1), columns)
-
     image = pixels.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
-    image = _round_levels(image @ columns.transpose(1, 2).unsqueeze(1))  # (B, 3, H, S)
-    image = _round_levels(rows.unsqueeze(1) @ image)  # (B, 3, S, S)
-    image = (image * brightness[:, None, None, None]).floor().clamp(max=255)  # Pillow truncates here
-    mean, std = to_device(torch.tensor([transform.mean, transform.std]), pixels.device)[:, :, None, None].unbind(0)
+    if any(view is not views[0] and view != views[0] for view in views):
+        columns, rows, brightness = _make_matrices(views, transform.size, pixels.shape, pixels.device)
+        image = _resample(image, columns, rows)
+        image = (image * brightness).floor().clamp(max=255)  # Pillow truncates here
+    else:
+        image = _render_equally(image, views[0], transform.size)
+    mean, std = _get_normalization(transform.mean, transform.std, pixels.device, _get_stream(pixels.device))
     return (image / 255 - mean) / std
+
+
+def _render_equally(image: Tensor, view: View, size: int) -> Tensor:
+    """Render the same view of all images, (B, 3, H, W) -> (B, 3, S, S), with one pair of matrices that is kept for later calls."""
+    height, width = image.shape[2:]
+    unchanged = View((0, 0, size, size), (size, size), (0, 0), brightness=view.brightness)
+    if view != unchanged or (height, width) != (size, size):
+        image = _resample(image, *_get_shared_matrices(view, size, (height, width, 3), image.device, _get_stream(image.device)))
+    return image if view.brightness == 1 else (image * view.brightness).floor().clamp(max=255)
+
+
+def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    """Multiply (B, 3, H, W) by columns (B or 1, 1, W, S) and rows (B or 1, 1, S, H), rounded to levels as Pillow does."""
+    return _round_levels(rows @ _round_levels(image @ columns))
+
+
+def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the matrices of B views of images of shape (..., H, W, 3) for `_resample`, and brightness (B, 1, 1, 1)."""
+    table = [[*view.box, *view.resized, *view.corner, view.flip, view.brightness] for view in views]
+    parameters = to_device(torch.tensor(table, dtype=torch.float32), device)
+    left, top, right, bottom, width, height, x, y, flip, brightness = parameters.unbind(1)  # (B,) each
+    columns = make_resampling_weights(left, right - left, width, x, size, shape[-2])  # (B, S, W)
+    rows = make_resampling_weights(top, bottom - top, height, y, size, shape[-3])  # (B, S, H)
+    columns = torch.where(flip[:, None, None] > 0, columns.flip(1), columns)
+    return columns.transpose(1, 2).unsqueeze(1), rows.unsqueeze(1), brightness[:, None, None, None]
+
+
+@lru_cache(maxsize=16)
+def _get_shared_matrices(
+    view: View, size: int, shape: tuple[int, ...], device: torch.device, stream: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return the matrices of one view for `_resample`. Those of another stream of a GPU may not have been computed yet."""
+    columns, rows, _ = _make_matrices([view], size, shape, device)
+    return columns.contiguous(), rows.contiguous()
+
+
+@lru_cache(maxsize=16)
+def _get_normalization(mean: Color, std: Color, device: torch.device, stream: int | None) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation, (3, 1, 1) each."""
+    values = to_device(torch.tensor([mean, std]), device)[:, :, None, None]
+    return values[0], values[1]
+
+
+def _get_stream(device: torch.device) -> int | None:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
 def crop_to_view(pixels: Pixels, view: View, transform: Transform) -> tuple[Pixels, View]:
@@ -90,7 +135,8 @@ def make_resampling_weights(start: Tensor, length: Tensor, resized: Tensor, corn
     first = (center - support + 0.5).trunc().clamp_min(0)
     last = torch.minimum((center + support + 0.5).trunc(), length[:, None, None])
     weights = _bicubic((source - center + 0.5) / stretch) * ((source >= first) & (source < last))
-    return weights / weights.sum(dim=2, keepdim=True)
+    total = weights.sum(dim=2, keepdim=True, dtype=torch.float64).float()  # float32 would depend on how a sum is divided
+    return (weights / total * WEIGHT_STEPS).round() / WEIGHT_STEPS
 
 
 def _round_levels(values: Tensor) -> Tensor:

@@ -30,6 +30,11 @@ class ImageCache:
 
     def get(self, image: ImageInput) -> Pixels:
         """Return the image's pixels, (H, W, 3); do not write into them."""
+        if self.budget_bytes <= 0:
+            pixels = decode(image, self.shrink_to)
+            with self._lock:
+                self.num_decoded += 1
+            return pixels
         key = _make_key(image)
         with self._lock:
             if key in self._entries:

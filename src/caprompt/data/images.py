@@ -17,6 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from caprompt.data.byte_budget import ByteBudget
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.formats import FORMATS, IMAGE_SUFFIXES, identify_format, list_pillow_formats
+from caprompt.data.jpeg import decode_jpeg, get_decoder, read_header
 from caprompt.errors import DataError, StorageError, first_line
 from caprompt.utils.files import compute_sha256
 from caprompt.utils.memory import release_freed_memory
@@ -30,6 +31,8 @@ MAX_PIXELS = 89_478_485  # Pillow's default; checked here as well, since an appl
 MAX_ASPECT = 200  # a 1 x 100,000 strip resized to a short side of 256 would need 20 GB
 LARGE_PIXELS = 1 << 24  # from here on an image is converted in strips, since conversion takes up to 24 bytes per pixel
 STRIP_PIXELS = 1 << 22
+JPEG_SUFFIXES = next(each.suffixes for each in FORMATS if each.name == "JPEG")
+MAX_JPEG_BYTES = 1 << 24  # larger files are not read as a whole
 DECODE_BYTES = 512 * 1024**2  # memory for all decodes that run at the same time; a single one may take more
 #: System errors that come from the file itself: none there, a folder, or damage that makes a decoder seek before its start.
 OF_THE_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
@@ -97,8 +100,13 @@ def read_size(image: Path | EncodedImage) -> tuple[int, int]:
 
 
 def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
-    if isinstance(path, Path):
-        _check_regular(path)
+    content = _read_jpeg(path)
+    if content is not None:
+        pixels = _decode_plain_jpeg(content, shrink_to)
+        if pixels is not None:
+            return pixels
+        if isinstance(path, EncodedImage):
+            path = EncodedImage(lambda: content)  # a dataset would read it again
     with closing(_open_file(path)) as image:  # may be closed twice, which an image's own context does not allow in Pillow 10
         _check_size(*image.size)
         file_pixels = image.width * image.height
@@ -115,13 +123,47 @@ def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
                     release_freed_memory()
 
 
-def _check_regular(path: Path) -> None:
-    """Raise for a path that is no regular file: reading a FIFO or a device might never end."""
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
+def _read_jpeg(path: Path | EncodedImage) -> bytes | None:
+    """Return the content of a file if it may be a JPEG file for `decode_jpeg`; raise for a path that is no regular file."""
+    if isinstance(path, EncodedImage):
+        return path.read() if get_decoder() is not None else None
+    size = _check_regular(path)
+    if size > MAX_JPEG_BYTES or not str(path).lower().endswith(JPEG_SUFFIXES) or get_decoder() is None:
+        return None
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        content = os.read(file, size)
+    finally:
+        os.close(file)
+    return content if len(content) == size else None
+
+
+def _decode_plain_jpeg(content: bytes, shrink_to: int | None) -> Pixels | None:
+    """Decode a JPEG file as `_decode_file` does, but without Pillow; None if it is not plain, too large, or damaged."""
+    header = read_header(content)
+    if header is None or len(content) > MAX_JPEG_BYTES:
+        return None
+    width, height = header.width, header.height
+    if width * height > LARGE_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
+        return None
+    scale = 1 if shrink_to is None else min(width, height) // (2 * shrink_to)
+    reduction = next((each for each in (8, 4, 2) if scale >= each), 1)  # as in Pillow's `draft`
+    decoded = 8 * -(-width // reduction) * -(-height // reduction)
+    with _budget.reserve(decoded + (6 * width * height if header.progressive else 0)):
+        pixels = decode_jpeg(content, header, reduction)
+        if pixels is None or shrink_to is None or min(pixels.shape[:2]) <= shrink_to:
+            return pixels
+        return np.asarray(_shrink(Image.fromarray(pixels), shrink_to))
+
+
+def _check_regular(path: Path) -> int:
+    """Return the size of a file; raise for a path that is no regular one: reading a FIFO or a device might never end."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
+    return status.st_size
 
 
 def _open_file(path: Path | EncodedImage) -> Image.Image:
@@ -147,6 +189,10 @@ def _register_heif() -> None:
 
 def _decode_pillow(image: Image.Image, shrink_to: int | None) -> Pixels:
     _check_size(*image.size)
+    if type(image) is Image.Image and image.mode == "RGB" and not image.info and image.width * image.height <= STRIP_PIXELS:
+        upright = getattr(image, "_exif", None) is None or _get_orientation(image) == 1
+        if upright and (shrink_to is None or min(image.size) <= shrink_to):
+            return np.asarray(image)
     with _budget.reserve(_estimate_bytes(image, 0)):
         return _load_pixels(image, shrink_to)
 

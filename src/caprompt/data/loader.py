@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprompt.data.gpu_cache import GPUImageCache, split_by_padded_bytes, stack_padded
+from caprompt.data.encoded_image import EncodedImage
+from caprompt.data.gpu_cache import GPUImageCache, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
 from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import Pixels
@@ -33,7 +36,8 @@ PREFETCHED_BATCHES = 2
 PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
 RENDER_CHUNK = 512  # images rendered at a time on the device
 RENDER_BYTES = 2 * 1024**3  # of pixels rendered at a time, padding included
-DECODE_CHUNK = 32  # images decoded by one thread at a time
+DECODE_CHUNK = 32  # most images that a thread prepares at a time
+STACKED_BYTES = 64 * 1024**2  # of images that a thread stacks
 
 
 def iter_batches(
@@ -78,25 +82,31 @@ def iter_streamed_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the same in the order of the samples, transformed on `device`; for a single pass. Every core decodes."""
     workers = count_decode_threads() if workers is None else workers
+    known_views: dict[tuple[int, ...], View] = {}  # by shape: most images have the same
 
-    def prepare(indices: NDArray[np.int64]) -> tuple[list[Pixels], list[View]]:
-        needed = []
-        for index in indices:
-            pixels = cache.get(samples.images[index])
-            view = transform.make_view(pixels.shape[1], pixels.shape[0])
-            needed.append(crop_to_view(pixels, view, transform))
-        return [pixels for pixels, _ in needed], [view for _, view in needed]
+    def prepare(indices: NDArray[np.int64]) -> _Chunk:
+        pixels, views = [], []
+        for image in samples.images[indices[0] : indices[-1] + 1]:
+            own = cache.get(image)
+            view = known_views.get(own.shape)
+            if view is None:
+                view = known_views[own.shape] = transform.make_view(own.shape[1], own.shape[0])
+            own, view = crop_to_view(own, view, transform)
+            pixels.append(own)
+            views.append(view)
+        return _stack_chunk(pixels, views, device)
 
     batches = list(_split_batches(_make_order(samples, targets, None, shuffle=False), batch_size))
-    chunks = [list(_split_batches(indices, DECODE_CHUNK)) for indices in batches]  # so that several threads decode one batch
-    chunk_bytes = DECODE_CHUNK * 3 * MAX_SHAPE_RATIO * (cache.shrink_to or 4 * transform.size) ** 2
-    ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // DECODE_CHUNK), chunk_bytes, workers)
+    size = _choose_chunk_size(samples, batch_size, workers)
+    chunks = [list(_split_batches(indices, size)) for indices in batches]  # so that several threads decode one batch
+    num_chunks = sum(map(len, chunks))
+    workers = min(workers, num_chunks) if num_chunks > 1 else 0
+    chunk_bytes = size * 3 * MAX_SHAPE_RATIO * (cache.shrink_to or 4 * transform.size) ** 2
+    ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // size), chunk_bytes, workers)
+    labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
-        for indices, batch_chunks in zip(batches, chunks, strict=True):
-            pixels, views = (list(chain.from_iterable(parts)) for parts in zip(*islice(prepared, len(batch_chunks)), strict=True))
-            groups = split_by_padded_bytes([each.shape for each in pixels], RENDER_BYTES)
-            images = [render_batch(stack_padded(pixels[group], device), views[group], transform) for group in groups]
-            yield torch.cat(images), to_device(_select_targets(targets, indices), device)
+        for own_labels, batch_chunks in zip(labels.split(batch_size), chunks, strict=True):
+            yield _render_chunks(list(islice(prepared, len(batch_chunks))), transform, device), own_labels
 
 
 def iter_cached_batches(
@@ -128,6 +138,44 @@ def iter_cached_batches(
             labels = to_device(_select_targets(targets, indices), cache.device)
             sizes = [len(batch) for batch in part]
             yield from zip(images.split(sizes), labels.split(sizes), strict=True)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Decoded images and the view of each; `stacked` has the same images in one tensor on the host, unless that is too large."""
+
+    pixels: list[Pixels]
+    views: list[View]
+    stacked: Tensor | None  # (n, H, W, 3)
+
+
+def _choose_chunk_size(samples: Samples, batch_size: int, workers: int) -> int:
+    """Return how many images a thread prepares at a time: few files, so that all threads decode the first batch as well."""
+    if not any(isinstance(image, (Path, EncodedImage)) for image in samples.images):
+        return DECODE_CHUNK
+    return max(1, min(DECODE_CHUNK, min(batch_size, len(samples)) // max(1, workers)))
+
+
+def _stack_chunk(pixels: list[Pixels], views: list[View], device: torch.device) -> _Chunk:
+    """Stack images in the thread that has decoded them, so that nothing is copied in the one that waits for them."""
+    height, width = (max(each.shape[axis] for each in pixels) for axis in (0, 1))
+    if 3 * height * width * len(pixels) > min(STACKED_BYTES, RENDER_BYTES):
+        return _Chunk(pixels, views, None)
+    stacked = stack_on_host(pixels, device)
+    rows = [row[: each.shape[0], : each.shape[1]] for row, each in zip(stacked.numpy(), pixels, strict=True)]
+    return _Chunk(rows, views, stacked)  # the decoded images themselves are freed
+
+
+def _render_chunks(chunks: Sequence[_Chunk], transform: Transform, device: torch.device) -> Tensor:
+    """Render the images of a batch together, padded to the largest, or in groups if that took too much memory."""
+    views = [view for chunk in chunks for view in chunk.views]
+    stacks = [chunk.stacked for chunk in chunks if chunk.stacked is not None]
+    height, width = (max((stack.shape[axis] for stack in stacks), default=0) for axis in (1, 2))
+    if len(stacks) == len(chunks) and 3 * height * width * len(views) <= RENDER_BYTES:
+        return render_batch(join_padded([to_device(stack, device) for stack in stacks]), views, transform)
+    pixels = [each for chunk in chunks for each in chunk.pixels]
+    groups = split_by_padded_bytes([each.shape for each in pixels], RENDER_BYTES)
+    return torch.cat([render_batch(stack_padded(pixels[group], device), views[group], transform) for group in groups])
 
 
 def _make_order(images: Sized, targets: Sequence[int], seed: Sequence[int] | None, shuffle: bool) -> NDArray[np.int64]:

@@ -10,9 +10,12 @@ from functools import cached_property
 
 from caprompt.data.class_names import check_class_name, natural_key, normalize_class_name
 from caprompt.data.images import ImageInput, hash_image
+from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.errors import DataError
 
 __all__ = ["Samples"]
+
+MIN_HASHED_IN_THREADS = 64  # images; starting threads takes as long as hashing a few
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +57,8 @@ class Samples:
     @cached_property
     def hashes(self) -> tuple[bytes, ...]:
         """Hashes of the images' contents (`images.hash_image`)."""
-        return tuple(hash_image(image) for image in self.images)
+        workers = count_decode_threads() if len(self) >= MIN_HASHED_IN_THREADS else 0
+        return tuple(prefetch_map(hash_image, self.images, workers, ahead=4 * workers))
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each class."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable
-from contextlib import closing
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -20,12 +21,13 @@ from caprompt.data.samples import Samples
 from caprompt.errors import DataError
 from caprompt.utils.communication import ALONE, Communicator
 
-__all__ = ["check_label_conflicts", "map_in_threads", "validate_images"]
+__all__ = ["check_label_conflicts", "explain_unreadable", "map_in_threads", "validate_images"]
 
 R = TypeVar("R")
 
-NUM_TIMED = 16  # calls that are timed to decide whether to use threads
-MIN_THREADED_SECONDS = 1e-3  # per call; handing a shorter one to a thread takes longer than the call
+NUM_TIMED = 6  # calls that are timed to decide whether to use threads
+MIN_THREADED_SECONDS = 1e-4  # per call; shorter ones mostly wait for each other, since only one thread at a time runs Python
+CALLS_TOGETHER = 4  # that are handed to a thread at once, which takes a while
 
 
 def validate_images(
@@ -98,9 +100,23 @@ def map_in_threads(function: Callable[[int], R], count: int) -> Generator[R, Non
         result = function(index)
         seconds.append(time.perf_counter() - start)
         yield result
-    workers = count_decode_threads() if median(seconds) > MIN_THREADED_SECONDS else 0
-    with closing(prefetch_map(function, range(NUM_TIMED, count), workers, ahead=4 * workers)) as remaining:
-        yield from remaining
+    if median(seconds) <= MIN_THREADED_SECONDS:
+        yield from map(function, range(NUM_TIMED, count))
+        return
+    workers = count_decode_threads()
+    parts = [range(start, min(start + CALLS_TOGETHER, count)) for start in range(NUM_TIMED, count, CALLS_TOGETHER)]
+    with closing(prefetch_map(lambda part: list(map(function, part)), parts, workers, ahead=2 * workers)) as remaining:
+        yield from chain.from_iterable(remaining)
+
+
+@contextmanager
+def explain_unreadable(samples: Samples) -> Iterator[None]:
+    """Where images are decoded without a check before, let an unreadable one raise as `validate_images` does."""
+    try:
+        yield
+    except DataError:
+        validate_images(samples, ImageCache(budget_bytes=0))
+        raise
 
 
 def check_label_conflicts(samples: Samples) -> None:
@@ -108,20 +124,23 @@ def check_label_conflicts(samples: Samples) -> None:
     same_size: dict[Hashable, list[int]] = defaultdict(list)
     for index, image in enumerate(samples.images):
         same_size[_get_size(image)].append(index)
-    for indices in same_size.values():
-        if len({samples.labels[index] for index in indices}) > 1:  # contents are hashed only where needed
-            _check_contents(samples, indices)
+    # Contents are hashed only where needed.
+    groups = [indices for indices in same_size.values() if len({samples.labels[index] for index in indices}) > 1]
+    order = [(number, index) for number, indices in enumerate(groups) for index in indices]
+    first: dict[tuple[int, bytes], int] = {}  # by group and content
+    with closing(map_in_threads(lambda position: _try_to_hash(samples.images[order[position][1]]), len(order))) as hashes:
+        for (number, index), digest in zip(order, hashes, strict=True):
+            other = index if digest is None else first.setdefault((number, digest), index)
+            if samples.labels[other] != samples.labels[index]:
+                one, two = _describe(samples, other), _describe(samples, index)
+                raise DataError(f"{one} and {two} are the same image; keep it in one class")
 
 
-def _check_contents(samples: Samples, indices: list[int]) -> None:
-    first: dict[bytes, int] = {}
-    for index in indices:
-        try:
-            other = first.setdefault(hash_image(samples.images[index]), index)
-        except DataError:  # `validate_images` reports or skips unreadable images
-            continue
-        if samples.labels[other] != samples.labels[index]:
-            raise DataError(f"{_describe(samples, other)} and {_describe(samples, index)} are the same image; keep it in one class")
+def _try_to_hash(image: ImageInput) -> bytes | None:
+    try:
+        return hash_image(image)
+    except DataError:  # `validate_images` reports or skips unreadable images
+        return None
 
 
 def _get_size(image: ImageInput) -> Hashable:

@@ -105,7 +105,7 @@ def join_processes(device: str) -> Iterator[str]:
         with use_communicator(group):
             yield own_device
             group.wait()  # process 0 may still be writing
-        dist.destroy_process_group()
+        _leave_group()
     except (CapromptError, OSError, KeyboardInterrupt) as error:
         # The group is left as it is: to end it in order, the others would have to answer.
         if group.claim("report"):
@@ -114,6 +114,19 @@ def join_processes(device: str) -> Iterator[str]:
         sys.exit(getattr(error, "exit_code", status))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _leave_group() -> None:
+    """End this process's part of the group.
+
+    The destructor of gloo waits for its threads. One of them may have to free the tensor of the last exchange, which takes the
+    interpreter lock. torch 2.4 keeps that lock if the destructor is called through the group, and both wait forever; it does not
+    through the back end, which is therefore freed last.
+    """
+    group: Any = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    del backend
 
 
 def _choose_device(device: str, local_rank: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from caprompt.backbones.constants import NORMALIZATIONS
 from caprompt.backbones.weights import Backbone
 from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.image_cache import ImageCache
+from caprompt.data.images import Pixels
 from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import Color, EvalTransform, TrainTransform
+from caprompt.data.validation import map_in_threads
 from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
 from caprompt.utils.communication import get_communicator
@@ -81,7 +84,7 @@ class InputPipeline:
             brightness=options.brightness,
         )
 
-        image_cache = GPUImageCache(map(self.cache.get, samples.images), self.device) if self.batched else None
+        image_cache = GPUImageCache(self._decode_all(samples), self.device) if self.batched else None
 
         def epoch_batches(epoch: int) -> Batches:
             epoch_seed = [derive_seed(seed, "epoch", epoch)]
@@ -92,3 +95,8 @@ class InputPipeline:
             )
 
         return epoch_batches
+
+    def _decode_all(self, samples: Samples) -> Iterator[Pixels]:
+        """Yield the pixels of all images in their order, decoded in threads; those in the cache are not decoded again."""
+        with closing(map_in_threads(lambda index: self.cache.get(samples.images[index]), len(samples))) as images:
+            yield from images

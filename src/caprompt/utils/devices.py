@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from caprompt.errors import OptionError
 
-__all__ = ["FP8", "has_float8", "resolve_device", "resolve_dtype", "to_device"]
+__all__ = ["FP8", "allocate_upload", "has_float8", "resolve_device", "resolve_dtype", "to_device"]
 
 FP8 = "fp8"  # matmuls of the blocks in float8, all else in bfloat16: `backbones/fp8.py`
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
@@ -28,6 +30,18 @@ def resolve_device(name: str) -> torch.device:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from host memory to a device; copies to a GPU are asynchronous."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def allocate_upload(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Allocate host memory for bytes that are filled in and then passed to `to_device`: uint8, not initialized.
+
+    For a GPU it is pinned, and comes from PyTorch's cache of pinned memory, which reuses a tensor that was deleted only after
+    the copies from it have ended. So a buffer need not be kept until its upload is over.
+
+    >>> allocate_upload((2, 3), torch.device("cpu")).shape
+    torch.Size([2, 3])
+    """
+    return torch.empty(tuple(shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def has_float8(device: torch.device) -> bool:

@@ -1,0 +1,285 @@
+"""Whole calls, from images in memory or files on disk to predictions or a learned task, against the bare network on the device.
+
+    python benchmarks/end_to_end.py                  # prints a table, writes results/speed/end_to_end.json
+    python benchmarks/end_to_end.py --long           # also ten tasks of 600 images, with an evaluation after each
+    python benchmarks/end_to_end.py --small --out .  # a few images on the embedded backbone, also on a CPU
+
+CAPrompt on a ViT-B/16 with random weights, taught 80 classes in eight tasks. The first call of a kind includes capturing CUDA
+graphs; warm is the median of further calls. Files are JPEG of 500 x 375 pixels at quality 90, smooth colors with some noise.
+The bare rates are those of the same predictor and the same training step on random tensors that are on the device already, and
+the decoding ceiling is that of threads which decode the same files and do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import runpy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from _common import ROOT, SPEED, build_caprompt, make_batch, median_seconds, save
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import save_file
+
+from caprompt import ContinualClassifier
+from caprompt.backbones.weights import DEFAULT_BACKBONE
+from caprompt.data.images import decode
+from caprompt.data.jpeg import get_decoder
+from caprompt.data.prefetch import count_decode_threads
+from caprompt.engine.inputs import DECODE_FACTOR
+from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.utils.cuda_graphs import capture
+
+WIDTH, HEIGHT, QUALITY = 500, 375, 90
+CLASSES = 10  # of a task
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    images: int = 1024  # of a call of `predict`
+    side: int = 224  # of images in memory
+    photos: int = 128  # files that differ in their pixels; further ones differ in a comment
+    tasks: int = 8
+    taught: int = 4  # images of each class that the model is taught
+    lesson: int = 560  # files of the task whose training is measured
+    epochs: int = 5
+    batches: tuple[int, ...] = (256, 1)  # of the bare predictor
+    repeats: int = 5
+    single: int = 50  # repeats of a call for one image
+
+
+SMALL = Sizes(images=4, side=64, photos=4, tasks=1, taught=1, lesson=10, epochs=1, batches=(2, 1), repeats=1, single=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of call; rates are of images, or of images times epochs."""
+
+    what: str
+    images: int
+    first_s: float | None
+    warm_s: float
+
+    def as_cells(self) -> list[str]:
+        """Return the row of the table."""
+        first = "" if self.first_s is None else f"{1e3 * self.first_s:,.1f}"
+        return [self.what, f"{self.images:,}", first, f"{1e3 * self.warm_s:,.2f}", f"{self.images / self.warm_s:,.0f}"]
+
+
+def measure_call(what: str, images: int, call: Callable[[], object], repeats: int) -> Row:
+    """Measure a first call and the median of further ones; each of them ends with its result on the host."""
+    seconds = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return Row(what, images, seconds[0], statistics.median(seconds[1:]))
+
+
+# -- images ----------------------------------------------------------------------------------------------------------------
+
+
+def make_photo(height: int, width: int, seed: int) -> NDArray[np.uint8]:
+    """Make an image of smooth colors with some noise, which JPEG compresses about as well as a photograph."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    return np.clip(smooth + rng.normal(0, 4, (height, width, 1)), 0, 255).astype(np.uint8)
+
+
+def encode_photos(count: int) -> list[bytes]:
+    """Return JPEG files that differ in their pixels."""
+
+    def encode(seed: int) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(make_photo(HEIGHT, WIDTH, seed)).save(file, "JPEG", quality=QUALITY)
+        return file.getvalue()
+
+    with ThreadPoolExecutor(count_decode_threads()) as pool:
+        return list(pool.map(encode, range(count)))
+
+
+def write_files(folder: Path, photos: Sequence[bytes], classes: Sequence[str], count: int, start: int) -> Path:
+    """Write `count` JPEG files, a sub-folder per class; those numbered from another `start` have other contents."""
+    for number in range(count):
+        own = folder / classes[number % len(classes)]
+        own.mkdir(parents=True, exist_ok=True)
+        photo, comment = photos[number % len(photos)], f"{start + number:08d}".encode()
+        segment = b"\xff\xfe" + (2 + len(comment)).to_bytes(2, "big") + comment
+        (own / f"{number:05d}.jpg").write_bytes(photo[:2] + segment + photo[2:])
+    return folder
+
+
+def name_classes(task: int) -> list[str]:
+    """Return the classes of a task."""
+    return [f"class{CLASSES * task + number:03d}" for number in range(CLASSES)]
+
+
+# -- models ----------------------------------------------------------------------------------------------------------------
+
+
+def build_model(backbone: str | Path, sizes: Sizes) -> ContinualClassifier:
+    """Return a model without classes."""
+    options = {"epochs": sizes.epochs, "projections": args.projections, "device": args.device}
+    return ContinualClassifier("caprompt", backbone, **options)
+
+
+def teach(model: ContinualClassifier, sizes: Sizes) -> None:
+    """Teach all classes from small images, quickly."""
+    for task in range(sizes.tasks):
+        images = [make_photo(32, 32, 10**6 + 1000 * task + number) for number in range(CLASSES * sizes.taught)]
+        model.learn((images, [name for name in name_classes(task) for _ in range(sizes.taught)]))
+
+
+def write_random_backbone(folder: Path) -> Path:
+    """Write a ViT-B/16 with random weights."""
+    path = folder / "random.safetensors"
+    save_file(build_caprompt(torch.device("cpu"), torch.float32, tasks=1).vit.state_dict(), path)
+    return path
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------------
+
+
+def measure_prediction(model: ContinualClassifier, files: Path, sizes: Sizes) -> list[Row]:
+    """Measure `predict`, `evaluate` and `predict_one` on images in memory and on files."""
+    arrays = [make_photo(sizes.side, sizes.side, seed) for seed in range(sizes.images)]
+    stacked, pillow = np.stack(arrays), [Image.fromarray(array) for array in arrays]
+    paths = sorted(files.rglob("*.jpg"))
+    count, one = sizes.images, sizes.single
+    return [
+        measure_call("predict, arrays", count, lambda: model.predict(arrays), sizes.repeats),
+        measure_call("predict, one array (N, H, W, 3)", count, lambda: model.predict(stacked), sizes.repeats),
+        measure_call("predict, Pillow images", count, lambda: model.predict(pillow), sizes.repeats),
+        measure_call("predict, JPEG files", count, lambda: model.predict(paths), sizes.repeats),
+        measure_call("evaluate, folder of JPEG files", count, lambda: model.evaluate(files), sizes.repeats),
+        measure_call("predict_one, array", 1, lambda: model.predict_one(arrays[0]), one),
+        measure_call("predict_one, JPEG file", 1, lambda: model.predict_one(paths[0]), one),
+    ]
+
+
+def measure_bare_prediction(model: ContinualClassifier, sizes: Sizes) -> list[Row]:
+    """Measure the predictor on random tensors on the device."""
+    assert isinstance(model.method, CAPrompt)
+    rows = []
+    for size in sizes.batches:
+        predictor, (images, _) = model._predictors.get(model.method, size), make_batch(model.method, size)
+        seconds = median_seconds(partial(predictor, images), sizes.repeats, warm_up=sizes.repeats)
+        rows.append(Row(f"bare prediction, batch of {size}", size, None, seconds))
+    return rows
+
+
+def measure_learning(model: ContinualClassifier, files: Path, sizes: Sizes) -> list[Row]:
+    """Measure a call of `learn` for a further task, its epochs after the first, and the bare step."""
+    start = time.perf_counter()
+    model.learn(files)
+    seconds = time.perf_counter() - start
+    epochs = [record for record in model.history if record["call"] == model.num_calls - 1]
+    trained = sum(record["images"] for record in epochs)
+    later = epochs[1:] or epochs
+    method, size = model.method, model.method.effort.batch_size
+    assert isinstance(method, CAPrompt)
+    images, labels = make_batch(method, size)
+    step = capture(TrainingStep(method, build_optimizer(method)), model.device)
+    bare = median_seconds(lambda: step(images, labels), 4 * sizes.repeats, warm_up=sizes.repeats)
+    return [
+        Row(f"learn, {sizes.epochs} epochs, whole call", trained, None, seconds),
+        Row("learn, epochs after the first", sum(e["images"] for e in later), None, sum(e["seconds"] for e in later)),
+        Row(f"bare training step, batch of {size}", size, None, bare),
+    ]
+
+
+def measure_decoding(files: Path, shrink_to: int, sizes: Sizes) -> list[Row]:
+    """Measure how many files threads decode that do nothing else, by both decoders."""
+    paths, threads = sorted(files.rglob("*.jpg")), count_decode_threads()
+
+    def decode_all() -> None:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda part: [decode(path, shrink_to) for path in part], [paths[n::threads] for n in range(threads)]))
+
+    rows = []
+    if get_decoder() is not None:
+        rows.append(measure_call(f"decoding by simplejpeg, {threads} threads", len(paths), decode_all, sizes.repeats))
+    with patch("caprompt.data.images.get_decoder", lambda: None):
+        rows.append(measure_call(f"decoding by Pillow, {threads} threads", len(paths), decode_all, sizes.repeats))
+    return rows
+
+
+def measure_long(model: ContinualClassifier, photos: Sequence[bytes], folder: Path) -> Row:
+    """Measure ten tasks of 600 files, with an evaluation of all classes after each."""
+    seconds = trained = 0.0
+    for task in range(10):
+        names, start = name_classes(task), 10**6 * (2 + task)
+        lesson = write_files(folder / f"task{task}", photos, names, 600, start)
+        write_files(folder / "test", photos, names, 200, start + 10_000)
+        began = time.perf_counter()
+        model.learn(lesson)
+        model.evaluate(folder / "test")
+        seconds += time.perf_counter() - began
+        trained += 600
+    return Row("ten tasks of 600 files, each evaluated", int(trained), None, seconds)
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """Return the Markdown table."""
+    table: Callable[[list[str], list[list[str]]], str]
+    table = runpy.run_path(str(ROOT / "tools" / "performance_page.py"))["format_table"]
+    return table(["call", "images", "first, ms", "warm, ms", "images/s"], [row.as_cells() for row in rows])
+
+
+def measure(folder: Path) -> list[Row]:
+    """Measure all rows."""
+    sizes = SMALL if args.small else Sizes()
+    backbone = args.backbone or (DEFAULT_BACKBONE if args.small else write_random_backbone(folder))
+    photos = encode_photos(sizes.photos)
+    known = [name for task in range(sizes.tasks) for name in name_classes(task)]
+    files = write_files(folder / "test", photos, known, sizes.images, start=0)
+    lesson = write_files(folder / "lesson", photos, name_classes(sizes.tasks), sizes.lesson, start=10**6)
+    model = build_model(backbone, sizes)
+    teach(model, sizes)
+    rows = measure_prediction(model, files, sizes) + measure_bare_prediction(model, sizes)
+    rows += measure_learning(model, lesson, sizes)
+    rows += measure_decoding(files, DECODE_FACTOR * model.backbone.config.image_size, sizes)
+    if args.long:
+        rows.append(measure_long(build_model(backbone, sizes), photos, folder / "long"))
+    return rows
+
+
+def main() -> None:
+    """Measure, print, write."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(Path(folder))
+    print(format_table(rows))
+    result: dict[str, Any] = {
+        "projections": args.projections,
+        "threads": count_decode_threads(),
+        "rows": [asdict(row) for row in rows],
+    }
+    save("end_to_end", result, args.out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", help="name or weights file (default: a ViT-B/16 with random weights)")
+    parser.add_argument("--projections", type=int, default=10_000)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--small", action="store_true", help="a few images on the embedded backbone")
+    parser.add_argument("--long", action="store_true", help="also ten tasks of 600 images")
+    parser.add_argument("--out", type=Path, default=SPEED)
+    args = parser.parse_args()
+    main()
