@@ -105,17 +105,23 @@ def count_forward_gflop(config: ViTConfig) -> float:
     return 2 * (patches * 3 * config.patch_size**2 * width + config.depth * block) / 1e9
 
 
+PAPER_RECIPE = {"classifier": "aligned", "replay": "mean"}
+
+
 def build_caprompt(
     device: torch.device, dtype: torch.dtype, tasks: int, classes: int = 10, config: ViTConfig = BASE, **options: Any
 ) -> CAPrompt:
-    """Build CAPrompt in the middle of its last task, on a ViT with random weights, the same for every device and dtype."""
+    """Build CAPrompt in the middle of its last task, on a ViT with random weights, the same for every device and dtype.
+
+    It has the paper's constraints and head; with `classifier="ridge"`, it is the default.
+    """
     rng = torch.Generator().manual_seed(0)
     vit = ViT(config)
     with torch.no_grad():
         for name, parameter in vit.named_parameters():
             if "norm" not in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=rng) * (0.02 if parameter.dim() == 1 else 0.03))
-    method = CAPrompt(vit.requires_grad_(False).eval(), CAPromptOptions(classifier="aligned", replay="mean", **options))
+    method = CAPrompt(vit.requires_grad_(False).eval(), CAPromptOptions(**{**PAPER_RECIPE, **options}))
     for _ in range(tasks):
         method.begin_task(classes, rng)
         method.prompt.data.add_(torch.randn(method.prompt.shape, generator=rng) * 0.1)
@@ -136,6 +142,7 @@ class Variant:
     compact: bool = True  # if compiled: derivatives of norms and GELUs stored as uint8
     attention: str = ""  # "" is the choice of torch, else flash or cudnn
     plain: bool = False  # the baseline's four separate passes
+    recipe: str = "aligned"  # the paper's constraints and head, or "ridge": the default
 
     def build(self, tasks: int) -> CAPrompt:
         """Build CAPrompt in this variant on a GPU, after freeing the memory of earlier variants."""
@@ -144,7 +151,7 @@ class Variant:
         torch.cuda.empty_cache()
         for kind in ("flash", "cudnn", "mem_efficient"):
             getattr(torch.backends.cuda, f"enable_{kind}_sdp")(self.attention in ("", kind))
-        method = build_caprompt(torch.device("cuda"), self.dtype, tasks)
+        method = build_caprompt(torch.device("cuda"), self.dtype, tasks, classifier=self.recipe)
         if self.in_fp8:
             convert_to_fp8(method.vit)
         if self.compiled:

@@ -9,24 +9,28 @@ still to come are unknown; after the last, all test images are of learned classe
 Expected calibration error: 15 bins of equal width of the highest probability, as fitted by the lessons and without a fit. Sets:
 the fewest classes whose probabilities add up to 90 %. Unknown classes: area under the ROC curve of several scores, and the share of
 test images of learned classes that are marked as unknown where 5 % are asked for. Writes results/accuracy/calibration.json.
+
+With `--scores FOLDER`, what is measured of a model is written there: the scores of its lessons, to which the calibration is fitted,
+and its logits of test images. A run whose file is there is not repeated, so that another fit can be tried without a network.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from _common import ACCURACY, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.calibration import Calibration
+from caprompt.calibration import Calibration, Evidence, fit_calibration, make_evidence
 from caprompt.data import Samples, load_dataset
 from caprompt.data.tasks import order_classes, split_tasks
+from caprompt.methods.base import HonestScores
 from caprompt.metrics import compute_auroc, compute_calibration_error, compute_reliability, mean_std
 from caprompt.outputs import count_plausible
 
@@ -40,22 +44,43 @@ KNOWN_SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # of log-probabilities 
 }
 
 
-def measure(data: str, backbone: str, method: str, order: int, per_class: int | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Learn the tasks of one class order and return the metrics."""
+Scores = dict[str, Tensor]
+
+
+class RecordingClassifier(ContinualClassifier):
+    """A model that keeps the scores to which each lesson is calibrated."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.recorded: Scores = {}
+
+    def _calibrate_by(self, scores: HonestScores | None) -> None:
+        if scores is not None:
+            prefix = f"lesson{self.num_calls}"
+            self.recorded[f"{prefix}.logits"] = self.table.merge_logits(scores.logits).float().cpu()
+            self.recorded[f"{prefix}.optimistic"] = self.table.merge_logits(scores.optimistic).float().cpu()
+            self.recorded[f"{prefix}.labels"] = torch.tensor(self.table.name_of_output)[scores.labels.cpu()]
+        super()._calibrate_by(scores)
+
+
+def collect(data: str, backbone: str, method: str, order: int, per_class: int | None, options: dict[str, Any]) -> Scores:
+    """Learn the tasks of one class order; return scores of its lessons, and logits of test images at half time and at the end."""
     name, _, num_tasks = data.partition("=")
     dataset = load_dataset(name)
     train = dataset.train.select_per_class(per_class) if per_class else dataset.train
     tasks = split_tasks(order_classes(train.classes, "shuffled", order), int(num_tasks))
-    model = ContinualClassifier(method, backbone, seed=order, **options)
-    metrics: dict[str, Any] = {"data": Path(name).name, "method": method, "order": order}
-    start = time.perf_counter()
+    model = RecordingClassifier(method, backbone, seed=order, **options)
+    scores: Scores = {}
     for number, names in enumerate(tasks, start=1):
         model.learn(train.select_classes(names), again=True)
         if number == (len(tasks) + 1) // 2:
-            metrics["unknown"] = measure_unknown(model, dataset.test)
-    metrics |= measure_known(model, dataset.test)
-    metrics["seconds"] = round(time.perf_counter() - start)
-    return metrics
+            unknown = set(dataset.test.classes) - set(model.classes)
+            scores["half.known"] = compute_logits(model, dataset.test.select_classes(model.classes))
+            scores["half.unknown"] = compute_logits(model, dataset.test.select_classes(unknown))
+            scores["half.lessons"] = torch.tensor(number)
+    scores["end.logits"] = compute_logits(model, dataset.test)
+    scores["end.labels"] = torch.tensor([model.classes.index(label) for label in dataset.test.labels])
+    return {**scores, **model.recorded}
 
 
 def compute_logits(model: ContinualClassifier, samples: Samples) -> Tensor:
@@ -66,42 +91,51 @@ def compute_logits(model: ContinualClassifier, samples: Samples) -> Tensor:
     finally:
         model.calibration = before
     assert output is not None
-    return output.logits.double().cpu()
+    return output.logits.float().cpu()
 
 
-def measure_unknown(model: ContinualClassifier, test: Samples) -> dict[str, Any]:
+def fit(scores: Scores, num_lessons: int | None = None) -> Calibration:
+    """Return the calibration of a model after some of its lessons, or all."""
+    lessons = sorted(int(name.removeprefix("lesson").partition(".")[0]) for name in scores if name.endswith(".optimistic"))
+    calibration, evidence = Calibration(), list[Evidence]()
+    for lesson in lessons[:num_lessons]:
+        logits, optimistic, labels = (scores[f"lesson{lesson}.{part}"] for part in ("logits", "optimistic", "labels"))
+        calibration, evidence = fit_calibration([*evidence, make_evidence(logits, labels, optimistic)])
+    return calibration
+
+
+def measure_unknown(scores: Scores) -> dict[str, Any]:
     """Tell test images of learned classes from those of the others by several scores."""
-    groups = (test.select_classes(model.classes), test.select_classes(set(test.classes) - set(model.classes)))
-    known, unknown = (compute_logits(model, samples) for samples in groups)
+    known, unknown, calibration = (
+        scores["half.known"].double(),
+        scores["half.unknown"].double(),
+        fit(scores, int(scores["half.lessons"])),
+    )
     aurocs = {name: round(compute_auroc(score(known).tolist(), score(unknown).tolist()), 2) for name, score in KNOWN_SCORES.items()}
-    threshold = model.calibration.get_threshold(FALSE_ALARMS)
+    threshold = calibration.get_threshold(FALSE_ALARMS)
     assert threshold is not None
-    below = [
-        100 * float((model.calibration.apply(each).exp().amax(dim=1) < threshold).double().mean()) for each in (known, unknown)
-    ]
-    return {"classes": len(model.classes), "aurocs": aurocs, "false_alarms": round(below[0], 2), "recognized": round(below[1], 2)}
+    below = [100 * float((calibration.apply(each).exp().amax(dim=1) < threshold).double().mean()) for each in (known, unknown)]
+    return {"classes": known.shape[1], "aurocs": aurocs, "false_alarms": round(below[0], 2), "recognized": round(below[1], 2)}
 
 
-def measure_known(model: ContinualClassifier, test: Samples) -> dict[str, Any]:
+def measure_known(scores: Scores) -> dict[str, Any]:
     """Return accuracy, calibration errors, and the coverage and size of prediction sets."""
-    logits = compute_logits(model, test)
-    targets = torch.tensor([model.classes.index(label) for label in test.labels])
-    fitted = model.calibration.apply(logits).exp()
-    scores, ranked = fitted.sort(dim=1, descending=True)
-    sizes = count_plausible(scores, COVERAGE)
+    logits, targets, calibration = scores["end.logits"].double(), scores["end.labels"], fit(scores)
+    fitted = calibration.apply(logits).exp()
+    probabilities, ranked = fitted.sort(dim=1, descending=True)
+    sizes = count_plausible(probabilities, COVERAGE)
     ranks = (ranked == targets.unsqueeze(1)).double().argmax(dim=1)
     is_correct = (ranks == 0).tolist()
 
-    def compute_error(probabilities: Tensor) -> float:
-        return round(compute_calibration_error(compute_reliability(probabilities.amax(dim=1).tolist(), is_correct)), 2)
+    def compute_error(each: Tensor) -> float:
+        return round(compute_calibration_error(compute_reliability(each.amax(dim=1).tolist(), is_correct)), 2)
 
     return {
-        "images": len(test),
-        "accuracy": round(100 * sum(is_correct) / len(test), 2),
+        "images": len(targets),
+        "accuracy": round(100 * sum(is_correct) / len(targets), 2),
         "ece_unfitted": compute_error(logits.softmax(dim=1)),
         "ece": compute_error(fitted),
-        "factor": round(model.calibration.factor, 4),
-        "background": model.calibration.background,
+        "calibration": {name: value for name, value in calibration.as_dict().items() if name != "quantiles"},
         "coverage": round(100 * float((ranks < sizes).double().mean()), 2),
         "set_size": round(float(sizes.double().mean()), 2),
     }
@@ -135,10 +169,20 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, help="training images of each class")
     parser.add_argument("--projections", type=int, default=5_000)
     parser.add_argument("--name", default="calibration", help="of the file in results/accuracy")
+    parser.add_argument("--scores", type=Path, help="folder for the scores of lessons and test images")
     args = parser.parse_args()
     runs = []
     for data, method, order in ((data, method, order) for data in args.data for method in args.methods for order in args.orders):
-        runs.append(measure(data, args.backbone, method, order, args.per_class, {"projections": args.projections}))
+        name = Path(data.partition("=")[0]).name
+        file = args.scores / f"{name}-{method}-{order}.safetensors" if args.scores else None
+        if file is not None and file.is_file():
+            scores = load_file(file)
+        else:
+            scores = collect(data, args.backbone, method, order, args.per_class, {"projections": args.projections})
+        if file is not None:
+            args.scores.mkdir(parents=True, exist_ok=True)
+            save_file(scores, file)
+        runs.append({"data": name, "method": method, "order": order, "unknown": measure_unknown(scores), **measure_known(scores)})
         print(runs[-1], flush=True)
     save(args.name, {"backbone": Path(args.backbone).stem, "per_class": args.per_class, "runs": runs}, ACCURACY)
     print(format_table(runs))

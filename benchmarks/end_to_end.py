@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import runpy
 import statistics
 import tempfile
 import time
@@ -28,7 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from _common import ROOT, SPEED, build_caprompt, make_batch, median_seconds, save
+from _common import SPEED, build_caprompt, make_batch, median_seconds, print_table, save
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
@@ -74,11 +73,6 @@ class Row:
     images: int
     first_s: float | None
     warm_s: float
-
-    def as_cells(self) -> list[str]:
-        """Return the row of the table."""
-        first = "" if self.first_s is None else f"{1e3 * self.first_s:,.1f}"
-        return [self.what, f"{self.images:,}", first, f"{1e3 * self.warm_s:,.2f}", f"{self.images / self.warm_s:,.0f}"]
 
 
 def measure_call(what: str, images: int, call: Callable[[], object], repeats: int) -> Row:
@@ -235,13 +229,6 @@ def measure_long(model: ContinualClassifier, photos: Sequence[bytes], folder: Pa
     return Row("ten tasks of 600 files, each evaluated", int(trained), None, seconds)
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """Return the Markdown table."""
-    table: Callable[[list[str], list[list[str]]], str]
-    table = runpy.run_path(str(ROOT / "tools" / "performance_page.py"))["format_table"]
-    return table(["call", "images", "first, ms", "warm, ms", "images/s"], [row.as_cells() for row in rows])
-
-
 def measure(folder: Path) -> list[Row]:
     """Measure all rows."""
     sizes = SMALL if args.small else Sizes()
@@ -264,12 +251,12 @@ def main() -> None:
     """Measure, print, write."""
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder))
-    print(format_table(rows))
     result: dict[str, Any] = {
         "projections": args.projections,
         "threads": count_decode_threads(),
         "rows": [asdict(row) for row in rows],
     }
+    print_table("end_to_end", result)
     save("end_to_end", result, args.out)
 
 

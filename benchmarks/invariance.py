@@ -1,86 +1,87 @@
-"""Batch invariance in half precision: labels and probabilities of the same images, alone and in batches.
+"""Does a prediction depend on the batch? Outputs of the same images alone, in batches and in another order, compared bit by bit.
 
     python benchmarks/invariance.py MODEL --dataset cifar100       # prints a table, writes results/speed/invariance.json
 
-Rows: each precision and batch size against float32 in large batches, and against the same precision alone. `again` are the close
-decisions that half precision repeats in float32: those whose two largest logits differ by less than `bound`, which the model
-estimates on its first images (`engine/inference.py`). `rounding` is the largest change of a logit between a batch and the image
-alone; `labels_first` counts labels that differ before anything is repeated.
+Rows: for each precision, the labels and the bits of outputs that differ between images that are predicted one at a time and in
+batches of 7, 24 and 256, and shuffled in batches of 256; and the labels that differ from those in float32. Everything from the
+pixels on is compared: resizing, network and classifier. Without a MODEL, a quick one is trained on the first images of each class.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from pathlib import Path
 from typing import Any
 
-import torch
 from _common import SPEED, print_table, save
 from torch import Tensor
 
 from caprompt import ContinualClassifier
-from caprompt.data import Samples, load_dataset
-from caprompt.engine.inference import Predictor, is_close
-from caprompt.engine.inputs import InputPipeline
+from caprompt.data import Dataset, Samples, load_dataset
+
+SHUFFLE_SEED = 0
+TASKS = 10
 
 
-def predict(model: ContinualClassifier, samples: Samples, size: int, precision: str) -> tuple[Tensor, Tensor, float]:
-    """Return probabilities, and logits before close decisions are repeated, (N, C) each, with this batch size; and the bound."""
-    feeder = InputPipeline(model.backbone, model.device)
-    probabilities, first = [], []
-    with model.override_options({"precision": precision}):
-        predictor = Predictor(model.method, size)
-        for images, _ in feeder.eval_batches(samples, [0] * len(samples), model.method.options, size):
-            output = predictor.predict_batch(images)
-            first.append(output.logits.clone())
-            predictor.recheck_close(images, output)
-            probabilities.append(output.logits.softmax(dim=1))
-    return torch.cat(probabilities), torch.cat(first), predictor.bound
+def predict(model: ContinualClassifier, samples: Samples, size: int) -> Tensor:
+    """Return outputs (N, C) of images that are predicted `size` at a time."""
+    output = model._predict_images(list(samples.images), size, {})
+    assert output is not None
+    return output.logits.cpu()
+
+
+def train_quickly(data: Dataset) -> ContinualClassifier:
+    """Return a model of all classes, taught in tasks from some images of each."""
+    train = data.train.select_per_class(args.per_class)
+    model = ContinualClassifier("caprompt", args.backbone, projections=args.projections, epochs=1, device=args.device)
+    for number in range(TASKS):
+        model.learn(train.select_classes(train.classes[number::TASKS]), progress=False)
+    return model
 
 
 def main() -> None:
-    """Measure, print, write."""
-    model = ContinualClassifier.load(args.model, backbone=args.backbone)
+    """Predict with every precision and batch size, print, write."""
     data = load_dataset(args.dataset)
+    model = train_quickly(data) if args.model is None else ContinualClassifier.load(args.model, backbone=args.backbone)
     samples = data.test.select_classes(model.classes)
     samples = samples.select(range(min(args.images, len(samples))))
-    exact, _, _ = predict(model, samples, args.batches[-1], "fp32")
+    shuffled = random.Random(SHUFFLE_SEED).sample(range(len(samples)), len(samples))
+    orders = [(size, "as they are", list(range(len(samples)))) for size in args.batches] + [(256, "shuffled", shuffled)]
+    with model.override_options({"precision": "fp32"}):
+        exact = predict(model, samples, 256).argmax(dim=1)
     rows: list[dict[str, Any]] = []
     for precision in args.precisions:
-        alone, alone_first, _ = predict(model, samples, 1, precision)
-        for size in args.batches:
-            batched, first, bound = predict(model, samples, size, precision)
-            rows.append(
-                {
-                    "precision": precision,
-                    "batch": size,
-                    "again_percent": 100 * float(is_close(first, bound).float().mean()),
-                    "bound": bound,
-                    "rounding": float((first - alone_first).abs().max()),
-                    "labels_first": int((first.argmax(dim=1) != alone_first.argmax(dim=1)).sum()),
-                    **count_differences(batched, alone, "alone"),
-                    **count_differences(batched, exact, "fp32"),
+        with model.override_options({"precision": precision}):
+            alone = predict(model, samples, 1)
+            for size, name, positions in orders:
+                together, expected = predict(model, samples.select(positions), size), alone[positions]
+                labels = together.argmax(dim=1)
+                differences = {
+                    "labels": int((labels != expected.argmax(dim=1)).sum()),
+                    "outputs": int((together != expected).sum()),
+                    "labels_fp32": int((labels != exact[positions]).sum()),
                 }
-            )
-    result = {"images": len(samples), "rows": rows}
+                rows.append({"precision": precision, "batch": size, "order": name, **differences})
+                print(rows[-1], flush=True)
+    backbone = model.backbone.name
+    result = {"images": len(samples), "classes": len(model.classes), "backbone": backbone, "rows": rows}
     print_table("invariance", result)
-    save("invariance", result, args.out, data)
-
-
-def count_differences(one: Tensor, other: Tensor, name: str) -> dict[str, float]:
-    """Return the number of labels that differ, and the largest difference of a probability."""
-    labels = int((one.argmax(dim=1) != other.argmax(dim=1)).sum())
-    return {f"labels_{name}": labels, f"difference_{name}": float((one - other).abs().max())}
+    save(args.name, result, args.out, data)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--backbone", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--backbone", help="name or weights file")
     parser.add_argument("--dataset", default="cifar100")
     parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "fp16", "bf16"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[24, 256])
+    parser.add_argument("--per-class", type=int, default=10, help="images that a quick model is trained on")
+    parser.add_argument("--projections", type=int, default=5_000)
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[7, 24, 256])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--name", default="invariance", help="of the file in results/speed")
     parser.add_argument("--out", type=Path, default=SPEED)
     args = parser.parse_args()
     main()

@@ -44,10 +44,10 @@ def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     predictor = Predictor(method, size)
     images, _ = make_batch(method, size)
     torch.cuda.reset_peak_memory_stats()
-    seconds = median_seconds(lambda: predictor.predict_batch(images))
+    seconds = median_seconds(lambda: predictor(images))
     share = GFLOP * 1e9 * size / seconds / (ceiling * 1e12)
     speed = {"images_per_s": size / seconds, "ms": seconds * 1e3, "gb": torch.cuda.max_memory_allocated() / 1e9}
-    spent = profile_kernels(lambda: predictor.predict_batch(images))
+    spent = profile_kernels(lambda: predictor(images))
     return {"variant": name, "batch": size, **speed, "share_of_ceiling": share, "where": spent}
 
 

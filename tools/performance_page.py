@@ -41,11 +41,11 @@ def format_conditions(result: dict[str, Any]) -> str:
 
 def format_train_step(result: dict[str, Any]) -> str:
     """Return speed, memory and error of each variant of the training step."""
-    heads = ["step", "batch", "images/s", "ms", "GB", "of peak", "loss error", "gradient error"]
+    heads = ["step", "batch", "images/s", "ms", "first, s", "GB", "of peak", "loss error", "gradient error"]
     rows = []
     for row in result["rows"]:
         errors = [f"{row[key]:.1e}" if key in row else "" for key in ("loss_error", "gradient_error")]
-        speed = [str(row["batch"]), f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}", f"{row['gb']:.2f}"]
+        speed = [str(row["batch"]), f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}", f"{row['first_s']:.1f}", f"{row['gb']:.2f}"]
         rows.append([row["variant"], *speed, f"{row['share_of_ceiling']:.0%}", *errors])
     return _with_profile(format_table(heads, rows), result)
 
@@ -116,15 +116,39 @@ def format_cpu_step(result: dict[str, Any]) -> str:
 
 
 def format_invariance(result: dict[str, Any]) -> str:
-    """Return how labels and probabilities in batches differ from those of single images."""
-    heads = ["precision", "batch", "rounding", "labels unlike alone before fp32", "bound", "repeated in fp32"]
-    heads += ["labels unlike alone", "difference", "labels unlike fp32", "difference"]
+    """Return how many labels and outputs in batches differ from those of single images."""
+    heads = ["precision", "batch", "order", "labels unlike alone", "outputs unlike alone", "labels unlike fp32"]
+    rows = [
+        [row["precision"], str(row["batch"]), row["order"], *(f"{row[name]:,}" for name in ("labels", "outputs", "labels_fp32"))]
+        for row in result["rows"]
+    ]
+    total = result["images"] * result["classes"]
+    return f"{format_table(heads, rows)}\n\n{result['images']:,} images, {total:,} outputs; backbone {result['backbone']}."
+
+
+def format_end_to_end(result: dict[str, Any]) -> str:
+    """Return the times of whole calls beside the bare network and the decoding of files."""
     rows = []
     for row in result["rows"]:
-        first = [f"{row['rounding']:.2f}", str(row["labels_first"]), f"{row['bound']:.2f}", f"{row['again_percent']:.1f} %"]
-        against = [f"{row[f'{what}_{other}']:.2g}" for other in ("alone", "fp32") for what in ("labels", "difference")]
-        rows.append([row["precision"], str(row["batch"]), *first, *against])
-    return f"{format_table(heads, rows)}\n\n{result['images']:,} images."
+        first = "" if row["first_s"] is None else f"{1e3 * row['first_s']:,.1f}"
+        rows.append(
+            [row["what"], f"{row['images']:,}", first, f"{1e3 * row['warm_s']:,.2f}", f"{row['images'] / row['warm_s']:,.0f}"]
+        )
+    return format_table(["call", "images", "first, ms", "warm, ms", "images/s"], rows)
+
+
+def format_row_invariance(result: dict[str, Any]) -> str:
+    """Return the times of single operations by libraries and by fixed tiles, and with which batches their bits change."""
+    rows = [
+        [
+            row["operation"],
+            row["kernel"].removeprefix("Tiles"),
+            *(f"{each:,.0f}" for each in row["us"].values()),
+            ", ".join(map(str, row["bits_change_with"])) or "none",
+        ]
+        for row in result["rows"]
+    ]
+    return format_table(["operation", "kernel", "1 image, us", "24", "256", "batches with other bits"], rows)
 
 
 def format_precision(result: dict[str, Any]) -> str:
@@ -143,7 +167,10 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "epoch": format_epoch,
     "growth": format_growth,
     "cpu_step": format_cpu_step,
+    "end_to_end": format_end_to_end,
     "invariance": format_invariance,
+    "invariance_cpu": format_invariance,
+    "row_invariance": format_row_invariance,
     "precision": format_precision,
 }
 

@@ -41,7 +41,9 @@ def train_task(method: InfLoRA, seed: int) -> Tensor:
 
 def first_layer_inputs(images: Tensor) -> Tensor:
     """Compute the inputs of the first attention layer, (tokens, D); no update changes them."""
-    return tiny_vit().stem(images).normed.flatten(0, 1)
+    first = tiny_vit().stem(images).first
+    assert first is not None
+    return first[0].flatten(0, 1)
 
 
 def test_update_equals_a_change_of_the_key_and_value_weights() -> None:

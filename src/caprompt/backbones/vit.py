@@ -16,7 +16,7 @@ Shapes: B images, N tokens (class token, registers, patches), D width, H heads o
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from caprompt.backbones.attention import Attention
+from caprompt.backbones.fused_block import can_fuse, run_fused_blocks
 from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
 
-__all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig"]
+__all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig", "modulate"]
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,18 @@ class Adaptation:
         """
         return None
 
+    @property
+    def puts_tokens_in_front(self) -> bool:
+        """Whether `tokens` may return any."""
+        return type(self).tokens is not Adaptation.tokens
+
     def prefix(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return keys and values, each (B, n, D), to put in front of this block's own."""
         return None
+
+    def count_prefix_rows(self, layer: int) -> int | None:
+        """Return the n of `prefix`, 0 for none, or None if that is not known before it is called."""
+        return 0 if type(self).prefix is Adaptation.prefix else None
 
     def qkv(self, layer: int, x: Tensor) -> Tensor | None:
         """Return a delta (B, N, 3 D) to add to this block's queries, keys and values.
@@ -95,12 +105,12 @@ class Adaptation:
         """
         return None
 
-    def modulate(self, layer: int, place: Place, x: Tensor) -> Tensor:
-        """Return the input or output `x` (B, N, D) of this block's attention or MLP, changed.
+    def modulation(self, layer: int, place: Place) -> tuple[Tensor, Tensor] | None:
+        """Return a scale s and a shift t, (B, 1, D) each: the input or output x of this block's attention or MLP is x + s x + t.
 
-        Inputs are normalized. A hook that changes nothing returns `x` itself.
+        Inputs are normalized.
         """
-        return x
+        return None
 
 
 NO_ADAPTATION = Adaptation()
@@ -184,17 +194,23 @@ class Block(nn.Module):
         rows = adaptation.tokens(self.layer, x)
         if rows is not None:
             x, stem = torch.cat([rows.to(x.dtype), x], dim=1), None  # (B, n + N, D)
-        modulate = partial(adaptation.modulate, self.layer)
-        normed, qkv = (self.norm1(x), None) if stem is None else (stem.normed, stem.qkv)
-        modulated = modulate("attention_input", normed)
+        apply_modulation = partial(modulate, adaptation, self.layer)
+        normed, qkv = (self.norm1(x), None) if stem is None or stem.first is None else stem.first
+        modulated = apply_modulation("attention_input", normed)
         if modulated is not normed:
             normed, qkv = modulated, None  # the stem's projection is that of the unchanged input
         delta, prefix = adaptation.qkv(self.layer, normed), adaptation.prefix(self.layer, x)
         x = x if index is None else x[:, index].unsqueeze(1)
-        x = x + self.ls1(modulate("attention_output", self.attn(normed, prefix, delta, index, qkv=qkv)))
+        x = x + self.ls1(apply_modulation("attention_output", self.attn(normed, prefix, delta, index, qkv=qkv)))
         branch = adaptation.mlp(self.layer, x)
-        x = x + self.ls2(modulate("mlp_output", self.mlp(modulate("mlp_input", self.norm2(x)))))
+        x = x + self.ls2(apply_modulation("mlp_output", self.mlp(apply_modulation("mlp_input", self.norm2(x)))))
         return x if branch is None else x + branch.to(x.dtype)
+
+
+def modulate(adaptation: Adaptation, layer: int, place: Place, x: Tensor) -> Tensor:
+    """Apply a block's scale and shift to x, (B, N, D); x itself if there are none."""
+    pair = adaptation.modulation(layer, place)
+    return x if pair is None else torch.addcmul(x + pair[1], x, pair[0])
 
 
 @dataclass(frozen=True)
@@ -205,8 +221,7 @@ class Stem:
     """
 
     tokens: Tensor  # (B, N, D)
-    normed: Tensor  # (B, N, D), after the first block's norm
-    qkv: Tensor  # (B, N, 3 D), the first block's queries, keys and values
+    first: tuple[Tensor, Tensor] | None  # the first block's norm, (B, N, D), and its queries, keys and values, (B, N, 3 D)
     patches: int  # per image
     times: int = 1  # how often the batch is repeated
 
@@ -221,13 +236,16 @@ class Stem:
         """Copy the repeated batch: `times` becomes 1, B becomes B * times."""
         if self.times == 1:
             return self
-        tokens, normed, qkv = (part.repeat(self.times, 1, 1) for part in (self.tokens, self.normed, self.qkv))
-        return Stem(tokens, normed, qkv, self.patches)
+        return self._map(lambda part: part.repeat(self.times, 1, 1))
 
     def select(self, rows: Tensor) -> Stem:
         """Return some of the images, by their indices."""
-        stem = self.materialize()
-        return Stem(stem.tokens[rows], stem.normed[rows], stem.qkv[rows], self.patches)
+        return self.materialize()._map(lambda part: part[rows])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Stem:
+        """Apply a function of a batch to all parts."""
+        first = None if self.first is None else (function(self.first[0]), function(self.first[1]))
+        return Stem(function(self.tokens), first, self.patches)
 
 
 COMPILED_METHODS = ("run_stem", "run_blocks")  # the methods that `set_compiled` compiles
@@ -268,7 +286,10 @@ class ViT(nn.Module):
         stem = images if isinstance(images, Stem) else self.stem(images)
         # Only the class token is used, so the last block need not compute the others. Its index is
         # counted from the end, since `tokens` hooks put tokens in front of it.
-        return self.run_blocks(stem, adaptation, index=-stem.patches - self.config.registers - 1, num_blocks=num_blocks)
+        index = -stem.patches - self.config.registers - 1
+        # The fused blocks need no compiler; a compiled network is for training.
+        run_blocks = partial(ViT.run_blocks, self) if can_fuse(stem.tokens) else self.run_blocks
+        return run_blocks(stem, adaptation, index=index, num_blocks=num_blocks)
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
         """Return all tokens after the last norm: (B, 3, height, width), or a stem -> (B, N, D)."""
@@ -278,14 +299,22 @@ class ViT(nn.Module):
     def stem(self, images: Tensor) -> Stem:
         """Compute the stem of images (B, 3, height, width)."""
         patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
-        return Stem(*self.run_stem(images), patches)
+        if can_fuse(self.cls_token):  # a fused block has no use for parts of itself
+            return Stem(self.run_embedding(images), None, patches)
+        tokens, *first = self.run_stem(images)
+        return Stem(tokens, (first[0], first[1]), patches)
 
     def run_stem(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens, normalized tokens, (B, N, D) each, and their projection, (B, N, 3 D)."""
-        x = self.norm_pre(self.embed(images.to(self.cls_token.dtype)))
+        x = self.run_embedding(images)
         first: Block = self.blocks[0]  # type: ignore[assignment]
         normed = first.norm1(x)
         return x, normed, first.attn.qkv(normed)
+
+    def run_embedding(self, images: Tensor) -> Tensor:
+        """Return the tokens that enter the first block: (B, 3, height, width) -> (B, N, D)."""
+        tokens: Tensor = self.norm_pre(self.embed(images.to(self.cls_token.dtype)))
+        return tokens
 
     def run_blocks(self, stem: Stem, adaptation: Adaptation, index: int | None, num_blocks: int = 1) -> Tensor:
         """Apply all blocks, and return the tokens, (B, N, D).
@@ -293,6 +322,9 @@ class ViT(nn.Module):
         With an `index`, return that token after each of the last blocks, (B, num_blocks, D); the last one computes it alone.
         """
         stem, last = stem.materialize(), len(self.blocks) - 1
+        if can_fuse(stem.tokens) and self.has_plain_layers:
+            x, kept = run_fused_blocks(self.blocks, stem.tokens, adaptation, index, num_blocks)
+            return torch.cat([*kept, x], dim=1) if kept else x
         x, kept = stem.tokens, []
         for layer, block in enumerate(self.blocks):
             call = partial(block, adaptation=adaptation, stem=stem if layer == 0 else None, index=index if layer == last else None)
@@ -305,6 +337,12 @@ class ViT(nn.Module):
             if index is not None and last - num_blocks < layer < last:
                 kept.append(x[:, index].unsqueeze(1))
         return torch.cat([*kept, x], dim=1) if kept else x
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether the linear layers of the blocks are PyTorch's own, and not, say, of eight bits."""
+        first: Block = self.blocks[0]  # type: ignore[assignment]
+        return all(type(layer) is nn.Linear for layer in (first.attn.qkv, first.attn.proj, first.mlp.fc1, first.mlp.fc2))
 
     def set_compiled(self, enabled: bool) -> None:
         """Enable or disable torch.compile; it is worthwhile for many batches of the same size."""

@@ -135,8 +135,8 @@ def make_resampling_weights(start: Tensor, length: Tensor, resized: Tensor, corn
     first = (center - support + 0.5).trunc().clamp_min(0)
     last = torch.minimum((center + support + 0.5).trunc(), length[:, None, None])
     weights = _bicubic((source - center + 0.5) / stretch) * ((source >= first) & (source < last))
-    total = weights.sum(dim=2, keepdim=True, dtype=torch.float64).float()  # float32 would depend on how a sum is divided
-    return (weights / total * WEIGHT_STEPS).round() / WEIGHT_STEPS
+    sums = weights.sum(dim=2, keepdim=True, dtype=torch.float64).float()  # in float32, the number of images might change a bit
+    return (weights / sums * WEIGHT_STEPS).round() / WEIGHT_STEPS
 
 
 def _round_levels(values: Tensor) -> Tensor:

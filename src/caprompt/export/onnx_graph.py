@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from caprompt import __version__, protocols
+from caprompt.backbones.fp8 import convert_from_fp8
 from caprompt.classifier import ContinualClassifier
-from caprompt.engine.inference import Float32Backbone
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import InputError, OptionError, first_line
 from caprompt.export.preprocessing import add_preprocessing
@@ -193,7 +193,9 @@ class Network(nn.Module):
 
 def _copy_in_float32(method: Method) -> Method:
     """Return the method on a CPU, its backbone in float32 and not compiled; on a CPU, what it has learned is shared."""
-    twin = Float32Backbone(method.vit).attach_to(method)
+    twin = copy.copy(method)
+    twin._modules = dict(method._modules)
+    twin.vit = convert_from_fp8(method.vit.copy_uncompiled()).float()
     return twin if method.device.type == "cpu" else copy.deepcopy(twin).cpu()
 
 

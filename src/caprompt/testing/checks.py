@@ -33,7 +33,10 @@ class Check:
     @property
     def needs_gpu(self) -> bool:
         """Whether the property concerns a GPU only."""
-        return self.function is step_behavior.check_captured_steps_equal_eager_steps
+        return self.function in (
+            step_behavior.check_captured_steps_equal_eager_steps,
+            model_behavior.check_same_bits_in_every_batch,
+        )
 
     def __str__(self) -> str:
         return self.name

@@ -16,6 +16,7 @@ from torch import Tensor
 from caprompt.callbacks.events import Consolidating, Event, StepEnded
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples, read_source
+from caprompt.engine.inference import Predictor
 from caprompt.engine.inputs import InputPipeline
 from caprompt.engine.trainer import get_trainable_parameters
 from caprompt.testing.tiny import square, squares
@@ -48,6 +49,20 @@ def check_batch_invariance(make: ModelFactory) -> None:
                 _assert_batch_invariant(model)
         else:
             _assert_batch_invariant(_train(make, **variant))
+
+
+def check_same_bits_in_every_batch(make: ModelFactory) -> None:
+    """On a GPU, an image has the same bits alone, in batches of any size and in another order, in bfloat16 and in float32."""
+    model = _train(make, device="cuda")
+    images, shuffled = _image_batch(model, 70), torch.from_numpy(np.random.default_rng(0).permutation(70))
+    for precision in ("bf16", "fp32"):
+        with model.override_options({"precision": precision}):
+            alone = _predict_in_batches(model, images, 1)
+            for size in (7, 64):
+                for order in (torch.arange(70), shuffled):
+                    batched = _predict_in_batches(model, images[order.to(images.device)], size)
+                    same = all(torch.equal(one[order.to(one.device)], many) for one, many in zip(alone, batched, strict=True))
+                    assert same, f"in {precision}, outputs of an image in a batch of {size} differ from those alone"
 
 
 def check_bfloat16_backbone(make: ModelFactory) -> None:
@@ -218,6 +233,13 @@ def _assert_batch_invariant(model: ContinualClassifier) -> None:
             assert torch.allclose(batched, logits[order], rtol=1e-6, atol=rounding), f"logits {where}"
             batched = torch.cat([output.task_weights for output in outputs])
             assert torch.allclose(batched, weights[order], rtol=0, atol=1e-5), f"task weights {where}"
+
+
+def _predict_in_batches(model: ContinualClassifier, images: Tensor, size: int) -> list[Tensor]:
+    """Return logits, (N, C), and task weights, (N, T), of images that are predicted in batches of one size."""
+    predictor = Predictor(model.method, size)
+    outputs = [predictor(part) for part in images.split(size)]
+    return [torch.cat([getattr(output, name) for output in outputs]) for name in ("logits", "task_weights")]
 
 
 def _draws_random_numbers(make: ModelFactory) -> bool:

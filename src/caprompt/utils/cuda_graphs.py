@@ -33,8 +33,9 @@ class CapturedFunction(Generic[Result]):
     GPU and must update its state in place.
     """
 
-    def __init__(self, function: Callable[..., Result]) -> None:
+    def __init__(self, function: Callable[..., Result], warmup_calls: int = WARMUP_CALLS) -> None:
         self.function = function
+        self.warmup_calls = warmup_calls
         self.calls = 0
         self.shapes: list[torch.Size] = []
         self.inputs: tuple[Tensor, ...] = ()
@@ -51,7 +52,7 @@ class CapturedFunction(Generic[Result]):
     def _warm_up_or_replay(self, *inputs: Tensor) -> Result:
         if self.graph is None:
             self.calls += 1
-            if self.calls <= WARMUP_CALLS:
+            if self.calls <= self.warmup_calls:
                 return self._call_on_capture_stream(*inputs)
             self.graph = self._capture(*inputs)
         for static, tensor in zip(self.inputs, inputs, strict=True):
@@ -86,6 +87,6 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def capture(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """Return the function, captured as a CUDA graph if the device is a GPU."""
-    return CapturedFunction(function) if device.type == "cuda" else function
+def capture(function: Callable[..., Result], device: torch.device, warmup_calls: int = WARMUP_CALLS) -> Callable[..., Result]:
+    """Return the function, captured as a CUDA graph after some calls if the device is a GPU."""
+    return CapturedFunction(function, warmup_calls) if device.type == "cuda" else function

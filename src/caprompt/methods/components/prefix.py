@@ -67,6 +67,9 @@ class Prefix(Adaptation):
         slot = 2 * self.slot[layer]
         return self.rows[slot], self.rows[slot + 1]
 
+    def count_prefix_rows(self, layer: int) -> int | None:
+        return self.rows[0].shape[1] if layer in self.slot else 0
+
 
 class ModulatedPrefix(Prefix):
     """Prefix rows, and a scale and a shift of every input and output of a block's attention and MLP.
@@ -81,11 +84,11 @@ class ModulatedPrefix(Prefix):
         pairs = factor * rows[:, :, :, -len(PLACES) :].unsqueeze(4)  # (L, 2, B, 4, 1, D)
         self.modulations = pairs.permute(0, 3, 1, 2, 4, 5).flatten(0, 2).unbind()  # 8 L of (B, 1, D)
 
-    def modulate(self, layer: int, place: Place, x: Tensor) -> Tensor:
+    def modulation(self, layer: int, place: Place) -> tuple[Tensor, Tensor] | None:
         if layer not in self.slot:
-            return x
+            return None
         slot = 2 * (len(PLACES) * self.slot[layer] + PLACES.index(place))
-        return torch.addcmul(x + self.modulations[slot + 1], x, self.modulations[slot])
+        return self.modulations[slot], self.modulations[slot + 1]
 
 
 def resolve_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]:
