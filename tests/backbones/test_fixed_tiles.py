@@ -24,7 +24,7 @@ def relative_error(value: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("depth", [1, 48, 64, 200, 768])
+@pytest.mark.parametrize("depth", [1, 48, 64, 200, 768, 3000])
 def test_products_have_the_values_of_float64_and_the_same_bits_for_any_number_of_rows(dtype: torch.dtype, depth: int) -> None:
     a, b = draw(300, depth, dtype=dtype), draw(depth, 130, dtype=dtype, seed=1)
     whole = multiply(a, b)
@@ -38,8 +38,9 @@ def test_products_have_the_values_of_float64_and_the_same_bits_for_any_number_of
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize("gelu", [False, True])
-def test_linear_layers_with_bias_and_gelu(dtype: torch.dtype, gelu: bool) -> None:
-    x, weight, bias = draw(5, 7, 96, dtype=dtype), draw(40, 96, dtype=dtype, seed=1), draw(40, dtype=dtype, seed=2)
+@pytest.mark.parametrize("depth", [96, 2500])
+def test_linear_layers_with_bias_and_gelu(dtype: torch.dtype, gelu: bool, depth: int) -> None:
+    x, weight, bias = draw(5, 7, depth, dtype=dtype), draw(40, depth, dtype=dtype, seed=1), draw(40, dtype=dtype, seed=2)
     expected = F.linear(x.double(), weight.double(), bias.double())
     value = linear(x, weight, bias, gelu=gelu)
     assert value.shape == (5, 7, 40)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from thread_group import ThreadGroup, run_in_threads
 
 from caprompt.data import loader
@@ -235,10 +236,19 @@ def test_images_that_are_too_large_to_be_stacked_by_threads_render_equally(
 
 
 @pytest.mark.parametrize(
-    ("count", "in_memory", "threads"), [(1, True, 0), (32, True, 0), (33, True, 2), (1, False, 0), (4, False, 2)]
+    ("count", "source", "threads"),
+    [
+        (1, "memory", 0),
+        (33, "memory", 0),
+        (33, "Pillow", 0),
+        (33, "large", 2),
+        (33, "large Pillow", 2),
+        (1, "file", 0),
+        (4, "file", 2),
+    ],
 )
 def test_threads_are_started_only_where_they_help(
-    samples: Samples, noise, monkeypatch: pytest.MonkeyPatch, count: int, in_memory: bool, threads: int
+    samples: Samples, noise, monkeypatch: pytest.MonkeyPatch, count: int, source: str, threads: int
 ) -> None:
     started: list[int] = []
 
@@ -247,6 +257,9 @@ def test_threads_are_started_only_where_they_help(
         return prefetch_map(function, items, workers, ahead)
 
     monkeypatch.setattr(loader, "prefetch_map", record)
-    images = tuple(noise(seed) for seed in range(count)) if in_memory else samples.images[:count]
-    collect_streamed(Samples(images, ("a",) * count), workers=2, batch_size=64)
+    arrays = [noise(seed, 40, 30) if "large" in source else noise(seed, 30, 20) for seed in range(count)]
+    images = (
+        samples.images[:count] if source == "file" else [Image.fromarray(each) if "Pillow" in source else each for each in arrays]
+    )
+    collect_streamed(Samples(tuple(images), ("a",) * count), workers=2, batch_size=64, cache=ImageCache(0, shrink_to=25))
     assert started == [threads]

@@ -65,7 +65,8 @@ def predict_in_parts(predictor: Predictor, images: Tensor, size: int) -> list[Te
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_true_tasks_are_passed_on_image_by_image(device: str) -> None:
-    method = make_method(device)
+    method = make_method(device, classifier="aligned")
+    method.earlier.add_(torch.randn(method.earlier.shape, generator=torch.Generator().manual_seed(1)).to(device))
     images = torch.randn(9, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(0)).to(device)
     tasks = torch.tensor([0, 1, 2] * 3, device=device)
     output, direct = Predictor(method, 4)(images, tasks), method.predict(images, tasks)

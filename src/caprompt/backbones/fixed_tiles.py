@@ -6,8 +6,8 @@
 
 A library chooses its kernel by the number of rows, and some divide a sum among several blocks of threads. An image alone then
 differs in its last bits from the same image in a batch. Here tiles have one size for all numbers of rows, and a sum over k is
-computed from first to last by one program, so that the bits are the same, by construction. `batch_invariance` says where these are
-used. Needs Triton, which PyTorch's CUDA builds for Linux bring along.
+computed from first to last, a long one in parts whose number depends on k alone, so that the bits are the same, by construction.
+`batch_invariance` says where these are used. Needs Triton, which PyTorch's CUDA builds for Linux bring along.
 
 Shapes: B images, N tokens, n prefix rows, D width, H heads of d = D / H.
 """
@@ -15,9 +15,10 @@ Shapes: B images, N tokens, n prefix rows, D width, H heads of d = D / H.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -41,17 +42,20 @@ TILES = {16: Tiles(128, 128, 64, 4, 3), 32: Tiles(16, 128, 64, 4, 3)}
 #: Operands of 32 bits are multiplied as three products of their higher and lower parts, which is as exact as float32.
 PRECISION = {16: "tf32", 32: "tf32x3"}
 ATTENTION_TILES = Tiles(64, 64, 64, 4, 2)  # queries and keys at a time
+MAX_SUMMED = {16: 1 << 30, 32: 1024}  # values of k that one program adds up, by the number of bits
 GROUP = 8  # rows of tiles that are computed together, so that neighbors share their operands in the cache
 
 
 @triton.jit
 def _multiply_tiles(
-    a, b, bias, out, num_rows, num_columns, depth, a_batch, a_row, a_step, b_batch, b_step, b_column,
+    a, b, bias, out, num_rows, num_columns, depth, part, num_parts, a_batch, a_row, a_step, b_batch, b_step, b_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of a @ b, with bias and GELU."""
-    program, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """Compute one tile of a @ b, with bias and GELU, or of one part of its sum over k: (B, parts, n, m)."""
+    program, place = tl.program_id(0), tl.program_id(1)
+    batch, own_start = (place // num_parts).to(tl.int64), (place % num_parts) * part
+    own_end = tl.minimum(own_start + part, depth)
     row_tiles, column_tiles = tl.cdiv(num_rows, ROWS), tl.cdiv(num_columns, COLUMNS)
     in_group = GROUP * column_tiles
     first = (program // in_group) * GROUP
@@ -64,14 +68,14 @@ def _multiply_tiles(
     steps = tl.arange(0, DEPTH)
     # Rows and columns beyond the last are others again: they are computed, and not stored.
     safe_rows, safe_columns = rows % num_rows, columns % num_columns
-    a_tile = a + batch * a_batch + safe_rows.to(tl.int64)[:, None] * a_row + steps[None, :] * a_step
-    b_tile = b + batch * b_batch + steps[:, None] * b_step + safe_columns.to(tl.int64)[None, :] * b_column
+    a_tile = a + batch * a_batch + safe_rows.to(tl.int64)[:, None] * a_row + (own_start + steps)[None, :] * a_step
+    b_tile = b + batch * b_batch + (own_start + steps)[:, None] * b_step + safe_columns.to(tl.int64)[None, :] * b_column
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for start in range(0, depth, DEPTH):
+    for start in range(own_start, own_end, DEPTH):
         if EVEN:
             a_values, b_values = tl.load(a_tile), tl.load(b_tile)
         else:
-            inside = steps < depth - start
+            inside = steps < own_end - start
             a_values = tl.load(a_tile, mask=inside[None, :], other=0.0)
             b_values = tl.load(b_tile, mask=inside[:, None], other=0.0)
         total = tl.dot(a_values, b_values, total, input_precision=PRECISION)
@@ -81,7 +85,7 @@ def _multiply_tiles(
         total += tl.load(bias + safe_columns).to(tl.float32)[None, :]
     if GELU:
         total = 0.5 * total * (1 + tl.erf(total * 0.7071067811865476))
-    places = (batch * num_rows + rows.to(tl.int64)[:, None]) * num_columns + columns[None, :]
+    places = (place.to(tl.int64) * num_rows + rows.to(tl.int64)[:, None]) * num_columns + columns[None, :]
     inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
     tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
 
@@ -161,52 +165,52 @@ def _attend_tile(
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
 
 
-def multiply(a: Tensor, b: Tensor, tiles: Tiles | None = None, precision: str | None = None) -> Tensor:
+def multiply(a: Tensor, b: Tensor, tiles: Tiles | None = None) -> Tensor:
     """Multiply matrices, (n, k) and (k, m), or as many pairs of them as the batch dimension says: (B, n, k) and (B, k, m)."""
     batched_a, batched_b = (x if x.dim() == 3 else x.unsqueeze(0) for x in (a, b))
-    images, num_rows, depth = batched_a.shape
-    num_columns = batched_b.shape[2]
-    out = a.new_empty(images, num_rows, num_columns)
-    if out.numel() and a.dtype == torch.float64:
-        grid: tuple[int, ...] = (num_rows, triton.cdiv(num_columns, 16), images)
-        strides = (*batched_a.stride(), *batched_b.stride())
-        _multiply_rows[grid](batched_a, batched_b, out, num_rows, num_columns, depth, *strides, COLUMNS=16, DEPTH=64, num_warps=4)
-    elif out.numel():
-        _launch(batched_a, batched_b, out, num_rows, num_columns, depth, tiles=tiles, precision=precision)
+    out = _multiply_float64(batched_a, batched_b) if a.dtype == torch.float64 else _multiply(batched_a, batched_b, tiles=tiles)
     return out if a.dim() == 3 else out[0]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False, tiles: Tiles | None = None) -> Tensor:
     """Compute x weight^T + bias, or the GELU of that: (..., k), (m, k), (m,) -> (..., m)."""
-    flat = x.reshape(-1, x.shape[-1])
-    out = x.new_empty(*x.shape[:-1], len(weight))
+    flat = x.reshape(1, -1, x.shape[-1])
+    return _multiply(flat, weight.T.unsqueeze(0), bias, gelu, tiles).view(*x.shape[:-1], len(weight))
+
+
+def _multiply_float64(a: Tensor, b: Tensor) -> Tensor:
+    """Compute a (B, n, k) @ b (B, k, m)."""
+    (images, num_rows, depth), num_columns = a.shape, b.shape[2]
+    out = a.new_empty(images, num_rows, num_columns)
     if out.numel():
-        _launch(flat.unsqueeze(0), weight.T.unsqueeze(0), out, len(flat), len(weight), x.shape[-1], bias, gelu, tiles)
+        grid = (num_rows, triton.cdiv(num_columns, 16), images)
+        _multiply_rows[grid](
+            a, b, out, num_rows, num_columns, depth, *a.stride(), *b.stride(), COLUMNS=16, DEPTH=64, num_warps=4
+        )  # fmt: skip
     return out
 
 
-def _launch(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    num_rows: int,
-    num_columns: int,
-    depth: int,
-    bias: Tensor | None = None,
-    gelu: bool = False,
-    tiles: Tiles | None = None,
-    precision: str | None = None,
-) -> None:
-    """Run `_multiply_tiles` on a (B, n, k) and b (B, k, m); without a bias, `out` is passed for it, which is not read."""
-    bits = 8 * a.element_size()
-    tiles = tiles or TILES[bits]
-    grid = (triton.cdiv(num_rows, tiles.rows) * triton.cdiv(num_columns, tiles.columns), a.shape[0])
-    options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, gelu: bool = False, tiles: Tiles | None = None) -> Tensor:
+    """Compute a (B, n, k) @ b (B, k, m), with bias and GELU: (B, n, m)."""
+    (images, num_rows, depth), num_columns, bits = a.shape, b.shape[2], 8 * a.element_size()
+    tiles, part = tiles or TILES[bits], MAX_SUMMED[bits]
+    num_parts = max(1, triton.cdiv(depth, part))
+    out = a.new_empty(images, num_parts, num_rows, num_columns)
+    if not out.numel():
+        return out[:, 0]
+    whole = num_parts == 1  # else bias and GELU come after the sum of the parts
+    grid = (triton.cdiv(num_rows, tiles.rows) * triton.cdiv(num_columns, tiles.columns), images * num_parts)
     _multiply_tiles[grid](
-        a, b, out if bias is None else bias, out, num_rows, num_columns, depth, *a.stride(), *b.stride(),
-        ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, GROUP=GROUP, EVEN=depth % tiles.depth == 0,
-        HAS_BIAS=bias is not None, GELU=gelu, PRECISION=precision or PRECISION[bits], **options,
+        a, b, bias if whole and bias is not None else out, out, num_rows, num_columns, depth, part, num_parts,
+        *a.stride(), *b.stride(), ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, GROUP=GROUP,
+        EVEN=depth % tiles.depth == 0, HAS_BIAS=whole and bias is not None, GELU=whole and gelu, PRECISION=PRECISION[bits],
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
+    if whole:
+        return out[:, 0]
+    total = reduce(torch.add, out.unbind(dim=1))  # one after the other, element by element
+    total = total if bias is None else total + bias
+    return F.gelu(total) if gelu else total
 
 
 def attend(

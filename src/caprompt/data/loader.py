@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.gpu_cache import GPUImageCache, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
 from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import Pixels
+from caprompt.data.images import ImageInput, Pixels
 from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform, Transform, View, render
@@ -100,7 +101,8 @@ def iter_streamed_batches(
     size = _choose_chunk_size(samples, batch_size, workers)
     chunks = [list(_split_batches(indices, size)) for indices in batches]  # so that several threads decode one batch
     num_chunks = sum(map(len, chunks))
-    workers = min(workers, num_chunks) if num_chunks > 1 else 0
+    is_slow = num_chunks > 1 and any(_takes_time(image, cache.shrink_to) for image in samples.images)
+    workers = min(workers, num_chunks) if is_slow else 0
     chunk_bytes = size * 3 * MAX_SHAPE_RATIO * (cache.shrink_to or 4 * transform.size) ** 2
     ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // size), chunk_bytes, workers)
     labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
@@ -147,6 +149,17 @@ class _Chunk:
     pixels: list[Pixels]
     views: list[View]
     stacked: Tensor | None  # (n, H, W, 3)
+
+
+def _takes_time(image: ImageInput, shrink_to: int | None) -> bool:
+    """Return whether an image is decoded or shrunk. One that is only copied is copied while the device works on others.
+
+    Threads would make that slower: all of them, and the one that feeds the device, would wait for their turn to run Python.
+    """
+    if isinstance(image, (Path, EncodedImage)):
+        return True
+    size = image.size if isinstance(image, Image.Image) else np.shape(image)[:2]
+    return shrink_to is not None and min(size) > shrink_to
 
 
 def _choose_chunk_size(samples: Samples, batch_size: int, workers: int) -> int:

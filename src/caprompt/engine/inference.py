@@ -80,10 +80,11 @@ def predict_samples(
 
     targets = [0] * len(samples) if tasks is None else tasks
     outputs, order = map_samples(predict_batch, pipeline, samples, targets, options, batch_size, groups=tasks)
-    rows = torch.tensor(order).argsort()  # the output row of each sample
-    fields = ("logits", "task_weights", "passes")
-    joined = (torch.cat([getattr(output, name) for output in outputs]) for name in fields)
-    return MethodOutput(*(tensor[rows.to(tensor.device)] for tensor in joined))
+    joined = _join(outputs)
+    if order == list(range(len(samples))):
+        return joined
+    rows = torch.tensor(order).argsort().to(joined.logits.device)  # the output row of each sample
+    return MethodOutput(*(tensor[rows] for tensor in _unpack(joined)))
 
 
 class Predictor:
@@ -91,20 +92,17 @@ class Predictor:
 
     def __init__(self, method: Method, size: int) -> None:
         self.method = method
-        self.size = size if is_released(method.options) or can_batch(method) else 1  # on a GPU, one of `BATCH_SIZES`
         self.device = method.device
+        self.size = size
+        if self.device.type != "cpu" and not is_released(method.options):
+            self.size = round_up_batch_size(size) if can_batch(method) else 1
         self.captured = capture(partial(_predict_tensors, method), self.device, warmup_calls=1)
 
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""
         if self.device.type == "cpu" and not is_released(self.method.options):
             return predict_separately(self.method, images, true_tasks)
-        parts = [self._predict_batch(part, tasks) for part, tasks in self._split(images, true_tasks)]
-        return (
-            parts[0]
-            if len(parts) == 1
-            else MethodOutput(*(torch.cat(tensors) for tensors in zip(*map(_unpack, parts), strict=True)))
-        )
+        return _join([self._predict_batch(part, tasks) for part, tasks in self._split(images, true_tasks)])
 
     def _split(self, images: Tensor, true_tasks: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield batches of images and their true tasks."""
@@ -155,8 +153,15 @@ def choose_batch_size(num_images: int, requested: int | None, device: torch.devi
     ([4, 64, 160, 256], 8)
     """
     size = max(1, min(num_images, requested or DEFAULT_BATCH_SIZE.get(device.type, DEFAULT_BATCH_SIZE["cpu"])))
-    if device.type == "cpu":
-        return size
+    return size if device.type == "cpu" else round_up_batch_size(size)
+
+
+def round_up_batch_size(size: int) -> int:
+    """Return the least of `BATCH_SIZES` that is not below a size, or the largest.
+
+    >>> [round_up_batch_size(size) for size in (1, 7, 33, 1000)]
+    [1, 8, 64, 256]
+    """
     return min((each for each in BATCH_SIZES if each >= size), default=BATCH_SIZES[-1])
 
 
@@ -168,6 +173,13 @@ def _predict_tensors(method: Method, images: Tensor, true_tasks: Tensor | None =
     num_images = len(images) if true_tasks is None and method.can_capture_predict else None
     with BatchInvariant(num_images):
         return _unpack(method.predict(images, true_tasks))
+
+
+def _join(outputs: Sequence[MethodOutput]) -> MethodOutput:
+    """Return the outputs of several batches as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return MethodOutput(*(torch.cat(tensors) for tensors in zip(*map(_unpack, outputs), strict=True)))
 
 
 def _unpack(output: MethodOutput) -> tuple[Tensor, Tensor, Tensor]:
