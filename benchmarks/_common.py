@@ -142,7 +142,9 @@ class Variant:
     compact: bool = True  # if compiled: derivatives of norms and GELUs stored as uint8
     attention: str = ""  # "" is the choice of torch, else flash or cudnn
     plain: bool = False  # the baseline's four separate passes
+    tf32: bool = False  # matmuls of float32 on the tensor cores, with 10 bits of mantissa
     recipe: str = "aligned"  # the paper's constraints and head, or "ridge": the default
+    projections: int = 100  # of the default's regression, which training does not use
 
     def build(self, tasks: int) -> CAPrompt:
         """Build CAPrompt in this variant on a GPU, after freeing the memory of earlier variants."""
@@ -151,7 +153,8 @@ class Variant:
         torch.cuda.empty_cache()
         for kind in ("flash", "cudnn", "mem_efficient"):
             getattr(torch.backends.cuda, f"enable_{kind}_sdp")(self.attention in ("", kind))
-        method = build_caprompt(torch.device("cuda"), self.dtype, tasks, classifier=self.recipe)
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        method = build_caprompt(torch.device("cuda"), self.dtype, tasks, classifier=self.recipe, projections=self.projections)
         if self.in_fp8:
             convert_to_fp8(method.vit)
         if self.compiled:

@@ -180,8 +180,13 @@ def measure_bare_prediction(model: ContinualClassifier, sizes: Sizes) -> list[Ro
 
 def measure_learning(model: ContinualClassifier, files: Path, sizes: Sizes) -> list[Row]:
     """Measure a call of `learn` for a further task, its epochs after the first, and the bare step."""
+    times: dict[str, float] = {}  # when the first event of a kind came
+
+    def record(event: object) -> None:
+        times.setdefault(type(event).__name__, time.perf_counter() - start)
+
     start = time.perf_counter()
-    model.learn(files)
+    model.learn(files, callbacks=record)
     seconds = time.perf_counter() - start
     epochs = [record for record in model.history if record["call"] == model.num_calls - 1]
     trained = sum(record["images"] for record in epochs)
@@ -193,6 +198,9 @@ def measure_learning(model: ContinualClassifier, files: Path, sizes: Sizes) -> l
     bare = median_seconds(lambda: step(images, labels), 4 * sizes.repeats, warm_up=sizes.repeats)
     return [
         Row(f"learn, {sizes.epochs} epochs, whole call", trained, None, seconds),
+        Row("learn, until images are read and checked", sizes.lesson, None, times["LearnStarted"]),
+        Row("learn, from there to the end of the first epoch", sizes.lesson, None, times["EpochEnded"] - times["LearnStarted"]),
+        Row("learn, statistics and regression after the epochs", sizes.lesson, None, seconds - times["Consolidating"]),
         Row("learn, epochs after the first", sum(e["images"] for e in later), None, sum(e["seconds"] for e in later)),
         Row(f"bare training step, batch of {size}", size, None, bare),
     ]

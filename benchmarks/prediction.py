@@ -2,14 +2,15 @@
 
     python benchmarks/prediction.py                  # prints a table, writes results/speed/prediction.json
 
-Shares are of the peak matmul rate measured in the same run; two cycles are two forward passes of 35 GFLOP an image. Random images
-on random weights are all close decisions, so what `Predictor` repeats in float32 is left out; `invariance.py` counts it on real
-images.
+Rows: the plain baseline (a pass over all tokens from the pixels for each cycle, each kernel launched by itself) in float32, TF32
+and bfloat16; the package's predictor with the paper's head, and with the default's regression of 10,000 projections.
+Shares are of the peak matmul rate measured in the same run; two cycles are two forward passes of 35 GFLOP an image.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,38 @@ from _common import (
     profile_kernels,
     save,
 )
+from torch import Tensor
 
 from caprompt.engine.inference import Predictor
+from caprompt.methods.caprompt import CAPrompt
+from caprompt.methods.components.prefix import Prefix
 
 GFLOP = 2 * count_forward_gflop(BASE)
 VARIANTS = {
-    "fp32": Variant(torch.float32),
-    "bf16": Variant(torch.bfloat16),
-    "bf16, compiled": Variant(torch.bfloat16, compiled=True),
-    "fp8, compiled": Variant(torch.bfloat16, compiled=True, in_fp8=True),
+    "plain fp32": Variant(torch.float32, plain=True),
+    "plain TF32": Variant(torch.float32, plain=True, tf32=True),
+    "plain bf16": Variant(torch.bfloat16, plain=True),
+    "package, fp32": Variant(torch.float32),
+    "package, bf16": Variant(torch.bfloat16),
+    "default recipe, bf16": Variant(torch.bfloat16, recipe="ridge", projections=10_000),
 }
+
+
+@torch.no_grad()
+def predict_plainly(method: CAPrompt, images: Tensor) -> Tensor:
+    """Predict with two cycles, from equal weights; return logits."""
+    prompts, weights = torch.stack(method.prompts), images.new_full((len(images), len(method.prompts)), 1 / len(method.prompts))
+    for _ in range(2):
+        rows = torch.einsum("bt,tlknd->lkbnd", weights, prompts)
+        logits: Tensor = method.head(method.vit.encode(images, Prefix(rows, method.layers))[:, 0])
+        weights = method.compute_task_weights(logits)
+    return logits
 
 
 def measure(name: str, size: int, ceiling: float) -> dict[str, Any]:
     """Measure one row: speed, memory, share of the peak rate, time by kind of kernel."""
     method = VARIANTS[name].build(tasks=10)
-    predictor = Predictor(method, size)
+    predictor = partial(predict_plainly, method) if VARIANTS[name].plain else Predictor(method, size)
     images, _ = make_batch(method, size)
     torch.cuda.reset_peak_memory_stats()
     seconds = median_seconds(lambda: predictor(images))

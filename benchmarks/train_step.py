@@ -2,7 +2,7 @@
 
     python benchmarks/train_step.py                  # prints a table, writes results/speed/train_step.json
 
-Rows: the plain baseline (four separate passes) in float32 and bfloat16, the package's step in float32, bfloat16 and float8,
+Rows: the plain baseline (four separate passes) in float32, TF32 and bfloat16, the package's step in float32, bfloat16 and float8,
 captured as a CUDA graph, compiled; compiled also without uint8 derivatives, and with either attention kernel instead of torch's
 choice; and the step of the default recipe, which trains a task's own prompt alone. Rows in float32 are of the smallest batch.
 Shares are of the peak matmul rate measured in the same run; a step after the first task is about six forward passes of
@@ -44,6 +44,7 @@ GFLOP = {"aligned": 6 * count_forward_gflop(BASE), "ridge": 2 * count_forward_gf
 TASKS = 6
 VARIANTS = {
     "plain fp32": Variant(torch.float32, captured=False, plain=True),
+    "plain TF32": Variant(torch.float32, captured=False, plain=True, tf32=True),
     "plain bf16": Variant(torch.bfloat16, captured=False, plain=True),
     "package, fp32": Variant(torch.float32),
     "package, bf16, not captured": Variant(torch.bfloat16, captured=False),
@@ -121,7 +122,8 @@ def main() -> None:
     print(f"peak rates: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
     result: dict[str, Any] = {"ceilings": ceiling, "tasks": TASKS, "rows": []}
     for name in args.variants:
-        sizes = args.batches if VARIANTS[name].dtype != torch.float32 else [min(args.batches)]
+        is_slow = VARIANTS[name].dtype == torch.float32 and not VARIANTS[name].tf32
+        sizes = [min(args.batches)] if is_slow else args.batches
         for size in sizes:
             result["rows"].append(measure(name, size, ceiling["matrix_tflops"]))
             save("train_step", result, args.out)

@@ -178,7 +178,8 @@ class ContinualClassifier(PredictingModel):
             new = tuple(stopped.config["progress"]["new_classes"])
         known = tuple(name for name in samples.classes if name not in new)
 
-        trained = samples if self.method.trains_on_known_classes else samples.select_classes(new)
+        trained = samples if self.method.trains_on_known_classes or not known else samples.select_classes(new)
+        all_batches = self._eval_batches(samples, pipeline)
         self.method.choose_effort(len(trained))
         effort = self.method.effort
         if len(trained):
@@ -187,7 +188,8 @@ class ContinualClassifier(PredictingModel):
             reason = replace(effort, epochs=epochs).describe(len(trained)) if effort.chosen and epochs else ""
             callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, reason))
             if stopped is None:
-                self.method.prepare(self._eval_batches(trained, pipeline), self._make_generator("prepare"))
+                batches = all_batches if trained is samples else self._eval_batches(trained, pipeline)
+                self.method.prepare(batches, self._make_generator("prepare"))
 
             throttle = Throttle()
 
@@ -200,6 +202,8 @@ class ContinualClassifier(PredictingModel):
             optimizer_tensors = select_by_prefix(stopped.tensors, "optimizer.") if stopped else None
             seed = derive_seed(self.seed, "call", self.num_calls)
             epoch_batches = pipeline.train_batches(trained, self._outputs(trained), self.method.options, seed, effort.batch_size)
+            if self.method.options.compile == "auto":
+                self._vit.set_compiled(trainer.is_worth_compiling(len(trained) * epochs, self.device))
             trainer.fit(
                 self.method,
                 epoch_batches,
@@ -209,8 +213,9 @@ class ContinualClassifier(PredictingModel):
                 save=save,
                 num_images=len(trained),
             )
+            self._configure_backbone()
         callback(Consolidating())
-        self.method.consolidate(self._eval_batches(samples, pipeline), self._make_generator("consolidate"))
+        self.method.consolidate(all_batches, self._make_generator("consolidate"))
         if get_communicator().size > 1 and not self.method.divides_passes:
             for tensor in self.method.state().values():
                 get_communicator().copy_from_first(tensor)  # processes on unlike machines may have come to unlike results
@@ -244,7 +249,7 @@ class ContinualClassifier(PredictingModel):
                 part = samples.select(positions)
                 yield from pipeline.eval_batches(part, self._outputs(part), options, own_size)
 
-        return RepeatableBatches(start)
+        return RepeatableBatches(start, keep=pipeline.can_keep(len(samples)))
 
     def _group(self, options: Options, targets: Sequence[int], size: int) -> list[tuple[list[int], int]]:
         """Return which images share batches. Kept features are computed class by class.

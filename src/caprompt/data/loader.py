@@ -22,12 +22,13 @@ from torch import Tensor
 
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.gpu_cache import GPUImageCache, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
-from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
+from caprompt.data.gpu_transforms import crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import ImageInput, Pixels
+from caprompt.data.images import ImageInput, Pixels, read_size
 from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform, Transform, View, render
+from caprompt.errors import DataError
 from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import to_device
 
@@ -35,9 +36,10 @@ __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
 PREFETCHED_BATCHES = 2
 PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
-RENDER_CHUNK = 512  # images rendered at a time on the device
+RENDER_CHUNK = 128  # images rendered at a time on the device, which waits for the first of them at the start of an epoch
 RENDER_BYTES = 2 * 1024**3  # of pixels rendered at a time, padding included
 DECODE_CHUNK = 32  # most images that a thread prepares at a time
+NUM_MEASURED = 8  # images whose size is read to estimate the memory that decoded ones take
 STACKED_BYTES = 64 * 1024**2  # of images that a thread stacks
 
 
@@ -103,7 +105,7 @@ def iter_streamed_batches(
     num_chunks = sum(map(len, chunks))
     is_slow = num_chunks > 1 and any(_takes_time(image, cache.shrink_to) for image in samples.images)
     workers = min(workers, num_chunks) if is_slow else 0
-    chunk_bytes = size * 3 * MAX_SHAPE_RATIO * (cache.shrink_to or 4 * transform.size) ** 2
+    chunk_bytes = size * _estimate_decoded_bytes(samples.images, cache.shrink_to) if workers else 1
     ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // size), chunk_bytes, workers)
     labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
@@ -156,10 +158,27 @@ def _takes_time(image: ImageInput, shrink_to: int | None) -> bool:
 
     Threads would make that slower: all of them, and the one that feeds the device, would wait for their turn to run Python.
     """
+    return isinstance(image, (Path, EncodedImage)) or (shrink_to is not None and min(_get_size(image)) > shrink_to)
+
+
+def _get_size(image: ImageInput) -> tuple[int, int]:
+    """Return both sides of an image; of a file, its header is read."""
     if isinstance(image, (Path, EncodedImage)):
-        return True
-    size = image.size if isinstance(image, Image.Image) else np.shape(image)[:2]
-    return shrink_to is not None and min(size) > shrink_to
+        return read_size(image)
+    return image.size if isinstance(image, Image.Image) else (image.shape[0], image.shape[1])
+
+
+def _estimate_decoded_bytes(images: Sequence[ImageInput], shrink_to: int | None) -> int:
+    """Return how many bytes the largest of some images takes when it is decoded."""
+    largest = 1
+    for image in images[:: -(-len(images) // NUM_MEASURED)]:
+        try:
+            width, height = _get_size(image)
+        except DataError:  # which decoding will report
+            continue
+        scale = 1.0 if shrink_to is None else min(1.0, shrink_to / min(width, height))
+        largest = max(largest, round(3 * width * height * scale**2))
+    return largest
 
 
 def _choose_chunk_size(samples: Samples, batch_size: int, workers: int) -> int:

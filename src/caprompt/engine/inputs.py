@@ -25,17 +25,29 @@ from caprompt.utils.random import derive_seed
 __all__ = ["DECODE_FACTOR", "InputPipeline", "RepeatableBatches"]
 
 DECODE_FACTOR = 4  # photos are stored at most this many times as large as the network's input
+MAX_KEPT_SHARE = 0.1  # of the free memory of a GPU, for images that are ready for the network
 CACHE_BYTES = 2 * 1024**3  # of decoded images cached in memory
 
 
 class RepeatableBatches:
-    """Batches that can be iterated over more than once."""
+    """Batches that can be iterated over more than once; those of the first time are kept if `keep`."""
 
-    def __init__(self, start: Callable[[], Batches]) -> None:
+    def __init__(self, start: Callable[[], Batches], keep: bool = False) -> None:
         self.start = start
+        self.keep = keep
+        self.kept: list[tuple[Tensor, Tensor]] | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.start())
+        if self.kept is not None:
+            return iter(self.kept)
+        return self._start_and_keep() if self.keep else iter(self.start())
+
+    def _start_and_keep(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = []
+        for batch in self.start():
+            batches.append(batch)
+            yield batch
+        self.kept = batches
 
 
 class InputPipeline:
@@ -67,6 +79,13 @@ class InputPipeline:
         if self.batched:
             return iter_streamed_batches(samples, targets, transform, self.cache, batch_size, device=self.device)
         return iter_batches(samples, targets, transform, self.cache, batch_size, seed=None, shuffle=False)
+
+    def can_keep(self, num_images: int) -> bool:
+        """Return whether so many images, as `eval_batches` yields them, may stay in the memory of the GPU."""
+        if self.device.type != "cuda":
+            return False
+        num_bytes = 12 * num_images * self.backbone.config.image_size**2  # three float32 per pixel
+        return num_bytes < MAX_KEPT_SHARE * torch.cuda.mem_get_info(self.device)[0]
 
     def train_batches(
         self, samples: Samples, targets: Sequence[int], options: Options, seed: int, batch_size: int

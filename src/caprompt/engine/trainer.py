@@ -7,12 +7,14 @@ Nothing here is random: the batches of an epoch come from the caller.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from caprompt.backbones.fused_block import has_kernels
 from caprompt.callbacks.events import Callback, EpochEnded, StepEnded, ignore_event
 from caprompt.errors import CapromptError, InputError
 from caprompt.methods.base import Batches, Method
@@ -28,8 +30,12 @@ __all__ = [
     "compute_learning_rate_factor",
     "fit",
     "get_trainable_parameters",
+    "is_worth_compiling",
     "make_step",
 ]
+
+#: Compilation takes up to a minute, and saves about 0.1 ms an image with a ViT-B/16 on an H200 (docs/performance.md).
+MIN_COMPILED_IMAGES = 500_000
 
 
 class TrainingStep:
@@ -93,6 +99,16 @@ class SharedTrainingStep(TrainingStep):
         if self.method.options.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.method.options.clip)
         self.optimizer.step()
+
+
+def is_worth_compiling(num_images: int, device: torch.device) -> bool:
+    """Return whether a training on that many images, each epoch's counted, is shorter with torch.compile, compilation included.
+
+    >>> is_worth_compiling(10**9, torch.device("cpu"))
+    False
+    """
+    has_compiler = has_kernels() and any(map(shutil.which, ("cc", "gcc", "clang")))  # which Triton needs to launch its kernels
+    return device.type == "cuda" and num_images >= MIN_COMPILED_IMAGES and has_compiler
 
 
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:

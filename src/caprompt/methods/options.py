@@ -72,7 +72,9 @@ class Options(BaseModel):
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         "auto", description="dtype of the frozen backbone; auto is bf16 on a GPU, else fp32; trained parameters are fp32"
     )
-    compile: bool = Field(False, description="use torch.compile; worthwhile for long GPU runs")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="train with torch.compile; auto: on a GPU, if a call is long enough to repay the time that takes"
+    )
     recompute: bool = Field(False, description="activation checkpointing: recompute blocks in the backward pass to save GPU memory")
 
     #: Options that do not affect training and may be changed later; subclasses extend it.

@@ -9,7 +9,9 @@ GPU waits for the host most of the time. Replaying a graph launches all of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -76,9 +78,28 @@ class CapturedFunction(Generic[Result]):
         """
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=_capture_stream(inputs[0].device)):
-            self.result = self.function(*self.inputs)
+        torch.cuda.synchronize()
+        # `torch.cuda.graph` would also empty the caches of device and pinned memory, which are then slowly filled again.
+        with _without_garbage_collection(), torch.cuda.stream(_capture_stream(inputs[0].device)):
+            # Threads that decode images may allocate pinned memory meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self.result = self.function(*self.inputs)
+            finally:
+                graph.capture_end()
         return graph
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage within the context: freeing what belongs to another stream is not allowed during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

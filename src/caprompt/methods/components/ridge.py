@@ -417,11 +417,13 @@ class RandomRidge(Head):
             self.ridge.solve()
 
     def forward(self, features: Tensor) -> Tensor:
-        """Compute logits in float64: (n, D) -> (n, C).
+        """Compute logits: (n, D) -> (n, C).
 
-        In float32, sums of thousands of terms would depend on the batch size in the fifth digit.
+        On a CPU in float64: in float32, sums of thousands of terms would depend on the batch size in the fifth digit. On a GPU,
+        where that is slow, predictions do not depend on it for another reason (`backbones.batch_invariance`).
         """
-        out: Tensor = self.ridge(F.relu(features.double() @ self.projection.double()))
+        dtype = torch.float64 if features.device.type == "cpu" else torch.promote_types(features.dtype, torch.float32)
+        out: Tensor = self.ridge(F.relu(features.to(dtype) @ self.projection.to(dtype)))
         return out.to(features)
 
 
