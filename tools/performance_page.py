@@ -118,10 +118,10 @@ def format_cpu_step(result: dict[str, Any]) -> str:
 def format_invariance(result: dict[str, Any]) -> str:
     """Return how many labels and outputs in batches differ from those of single images."""
     heads = ["precision", "batch", "order", "labels unlike alone", "outputs unlike alone", "labels unlike fp32"]
-    rows = [
-        [row["precision"], str(row["batch"]), row["order"], *(f"{row[name]:,}" for name in ("labels", "outputs", "labels_fp32"))]
-        for row in result["rows"]
-    ]
+    rows = []
+    for row in result["rows"]:
+        counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("labels", "outputs", "labels_fp32")]
+        rows.append([row["precision"], str(row["batch"]), row["order"], *counts])
     total = result["images"] * result["classes"]
     return f"{format_table(heads, rows)}\n\n{result['images']:,} images, {total:,} outputs; backbone {result['backbone']}."
 
