@@ -41,11 +41,23 @@ def format_conditions(result: dict[str, Any]) -> str:
 
 def format_train_step(result: dict[str, Any]) -> str:
     """Return speed, memory and error of each variant of the training step."""
-    heads = ["step", "batch", "images/s", "ms", "first, s", "GB", "of peak", "loss error", "gradient error"]
+    has_first = any("first_s" in row for row in result["rows"])
+    heads = [
+        "step",
+        "batch",
+        "images/s",
+        "ms",
+        *(["first, s"] if has_first else []),
+        "GB",
+        "of peak",
+        "loss error",
+        "gradient error",
+    ]
     rows = []
     for row in result["rows"]:
         errors = [f"{row[key]:.1e}" if key in row else "" for key in ("loss_error", "gradient_error")]
-        speed = [str(row["batch"]), f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}", f"{row['first_s']:.1f}", f"{row['gb']:.2f}"]
+        speed = [str(row["batch"]), f"{row['images_per_s']:,.0f}", f"{row['ms']:.2f}"]
+        speed += ([f"{row['first_s']:.1f}"] if has_first else []) + [f"{row['gb']:.2f}"]
         rows.append([row["variant"], *speed, f"{row['share_of_ceiling']:.0%}", *errors])
     return _with_profile(format_table(heads, rows), result)
 

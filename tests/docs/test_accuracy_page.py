@@ -67,10 +67,14 @@ def test_speeds_are_the_measured_ones() -> None:
     unwrapped = " ".join(PAGE.split())
     trained = find_row("train_step", "package, bf16, compiled", 24)["images_per_s"]
     plain, half = (find_row("train_step", f"plain {precision}", 24)["images_per_s"] for precision in ("fp32", "bf16"))
-    predicted, one = (find_row("prediction", "bf16, compiled", size) for size in (256, 1))
+    calls = {row["what"]: row for row in json.loads(read("results/speed/end_to_end.json"))["rows"]}
+    arrays, files = (calls[f"predict, {what}"] for what in ("arrays", "JPEG files"))
+    assert f"`predict` takes {1e3 * calls['predict_one, array']['warm_s']:.1f} ms for one image in memory" in unwrapped
+    assert f"predicts {arrays['images'] / arrays['warm_s']:,.0f} images/s of 224 pixels in memory" in unwrapped
+    assert f"and {files['images'] / files['warm_s']:,.0f} JPEG files/s of 500 x 375 pixels" in unwrapped
+    assert f"a task of 560 files takes {calls['learn, 5 epochs, whole call']['warm_s']:.1f} s to learn in five epochs" in unwrapped
     assert f"trains {trained:,.0f} images/s in batches of 24" in unwrapped
     assert f"{plain:.0f} in float32, {half:.0f} in bfloat16" in unwrapped
-    assert f"predicts {predicted['images_per_s']:,.0f} in batches of 256, or one in {one['ms']:.1f} ms" in unwrapped
 
 
 def test_the_leak_is_worth_what_the_results_page_says() -> None:
