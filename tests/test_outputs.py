@@ -10,7 +10,7 @@ import torch
 from caprompt import InputError
 from caprompt.methods import MethodOutput
 from caprompt.outputs import (
-    _copy_to_lists,
+    _start_copy,
     compute_known_scores,
     compute_probabilities,
     make_evaluation,
@@ -184,4 +184,16 @@ def test_unknown_images_are_told_apart_by_their_score() -> None:
 
 def test_columns_that_are_copied_together_are_the_same() -> None:
     columns = [torch.rand(3, 4), torch.randint(10**9, (3, 2)), torch.rand(3, 1).bfloat16(), torch.tensor([1, 2, 3])]
-    assert _copy_to_lists(columns, together=True) == [column.tolist() for column in columns]
+    assert _start_copy(columns, is_cuda=False)() == [column.tolist() for column in columns]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_scores_are_copied_while_a_gpu_computes_on() -> None:
+    """The copies of many batches are started before the first is waited for."""
+    outputs = [MethodOutput(torch.rand(5, 3), torch.rand(5, 2), torch.ones(5)) for _ in range(20)]
+    on_gpu = [MethodOutput(each.logits.cuda(), each.task_weights.cuda(), each.passes.cuda()) for each in outputs]
+    started = [make_predictions(each, CLASSES, top=2) for each in on_gpu]
+    for each, output in zip(started, outputs, strict=True):
+        for prediction, expected in zip(each, make_predictions(output, CLASSES, top=2), strict=True):
+            assert prediction.label == expected.label
+            assert prediction.score == pytest.approx(expected.score)

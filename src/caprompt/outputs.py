@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,16 +169,23 @@ def compute_known_scores(output: MethodOutput) -> Tensor:
 def make_predictions(
     output: MethodOutput, classes: Sequence[Label], top: int, coverage: float | None = None, threshold: float | None = None
 ) -> Iterator[Prediction]:
-    """Yield one prediction per image, with its `top` most likely classes.
+    """Return an iterator over one prediction per image, with its `top` most likely classes.
 
     With `coverage`, each has the set of the most likely classes whose probabilities add up to that much. An image whose highest
-    probability is below `threshold` counts as unknown.
+    probability is below `threshold` counts as unknown. On a GPU, the scores are copied to the host from now on, and the iterator
+    waits for them: what is computed meanwhile does not wait.
     """
     scores, order = compute_probabilities(output).sort(dim=1, descending=True, stable=True)
-    sizes = None if coverage is None else count_plausible(scores, coverage)
-    listed = top if sizes is None else max(top, int(sizes.max()))
-    columns = [scores[:, :top], order[:, :listed], output.task_weights, output.passes]
-    best, indices, weights, passes, *counts = _copy_to_lists([*columns, sizes] if sizes is not None else columns, scores.is_cuda)
+    columns = [scores[:, :top], order[:, :top], output.task_weights, output.passes]
+    if coverage is not None:
+        columns = [columns[0], order, *columns[2:], count_plausible(scores, coverage)]
+    return _iter_predictions(_start_copy(columns, scores.is_cuda), classes, threshold)
+
+
+def _iter_predictions(
+    get_columns: Callable[[], list[list[Any]]], classes: Sequence[Label], threshold: float | None
+) -> Iterator[Prediction]:
+    best, indices, weights, passes, *counts = get_columns()
     sets = [[]] * len(passes) if not counts else [row[:size] for row, size in zip(indices, counts[0], strict=True)]
     for own_scores, own_indices, own_weights, own_passes, members in zip(best, indices, weights, passes, sets, strict=True):
         ranked = tuple([Score(classes[index], score) for score, index in zip(own_scores, own_indices, strict=False)])
@@ -187,18 +194,28 @@ def make_predictions(
         yield Prediction(ranked[0].label, own_scores[0], ranked, tuple(own_weights), int(own_passes), is_unknown, plausible)
 
 
-def _copy_to_lists(columns: Sequence[Tensor], together: bool) -> list[list[Any]]:
-    """Return tensors of N rows as lists; `together` in one copy, since every copy from a GPU waits for all that it has to do.
+def _start_copy(columns: Sequence[Tensor], is_cuda: bool) -> Callable[[], list[list[Any]]]:
+    """Start to copy tensors of N rows to the host, in one copy; return the function that waits for it and returns them as lists.
 
-    >>> _copy_to_lists([torch.tensor([[0.5, 0.25]]), torch.tensor([3])], together=True)
+    >>> _start_copy([torch.tensor([[0.5, 0.25]]), torch.tensor([3])], is_cuda=False)()
     [[[0.5, 0.25]], [3]]
     """
-    if not together:
-        return [column.tolist() for column in columns]
     # A float64 holds every float32, and every integer that occurs here, exactly.
-    joined = torch.cat([column.reshape(len(column), -1).double() for column in columns], dim=1).cpu()
-    parts = joined.split([column.shape[1:].numel() for column in columns], dim=1)
-    return [part.to(column.dtype).reshape(column.shape).tolist() for part, column in zip(parts, columns, strict=True)]
+    joined = torch.cat([column.reshape(len(column), -1).double() for column in columns], dim=1)
+    kinds, shapes, is_copied = [column.dtype for column in columns], [column.shape for column in columns], None
+    if is_cuda:
+        on_device, joined = joined, torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+        joined.copy_(on_device, non_blocking=True)
+        is_copied = torch.cuda.Event()
+        is_copied.record()
+
+    def finish() -> list[list[Any]]:
+        if is_copied is not None:
+            is_copied.synchronize()
+        parts = joined.split([shape[1:].numel() for shape in shapes], dim=1)
+        return [part.to(kind).reshape(shape).tolist() for part, kind, shape in zip(parts, kinds, shapes, strict=True)]
+
+    return finish
 
 
 def count_plausible(scores: Tensor, coverage: float) -> Tensor:

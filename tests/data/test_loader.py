@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,54 @@ def test_threads_are_started_only_where_they_help(
     )
     collect_streamed(Samples(tuple(images), ("a",) * count), workers=2, batch_size=64, cache=ImageCache(0, shrink_to=25))
     assert started == [threads]
+
+
+def write_jpegs(folder: Path, noise: Any, sizes: Sequence[tuple[int, int]]) -> Samples:
+    paths = [folder / f"{number}.jpg" for number in range(len(sizes))]
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        Image.fromarray(noise(number, *size)).save(path, quality=90)
+    return Samples(tuple(paths), ("a",) * len(paths))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(20, 30)] * 7,
+        [(20, 30)] * 3 + [(30, 20)] * 2 + [(21, 30)] * 2,
+        [(20, 90)] * 4,  # elongated: cropped before they are stacked
+        [(80, 60)] * 4,  # shrunk
+    ],
+    ids=["one size", "several sizes", "elongated", "large"],
+)
+def test_jpeg_files_are_decoded_as_by_the_cache(tmp_path: Path, noise, sizes: list[tuple[int, int]]) -> None:
+    samples = write_jpegs(tmp_path, noise, sizes)
+    straight = collect_streamed(samples, workers=2, cache=ImageCache(0, shrink_to=40))
+    cached = collect_streamed(samples, workers=2, cache=ImageCache(10**8, shrink_to=40))  # which keeps what it decodes
+    assert torch.equal(straight[0], cached[0])
+    assert torch.equal(straight[1], cached[1])
+
+
+def test_files_of_one_size_are_decoded_where_they_are_uploaded_from(tmp_path: Path, noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg")
+    samples = write_jpegs(tmp_path, noise, [(20, 30)] * 4)
+    monkeypatch.setattr(ImageCache, "get", lambda self, image: pytest.fail("decoded to memory of its own"))
+    assert len(collect_streamed(samples, workers=2)[0]) == 4
+
+
+def test_damaged_file_among_others_is_reported_as_elsewhere(tmp_path: Path, noise) -> None:
+    samples = write_jpegs(tmp_path, noise, [(20, 30)] * 4)
+    content = samples.images[2].read_bytes()
+    samples.images[2].write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError) as expected:
+        ImageCache(0).get(samples.images[2])
+    with pytest.raises(DataError) as reported:
+        collect_streamed(samples, workers=2)
+    assert str(reported.value) == str(expected.value)
+    samples.images[2].write_bytes(content[:200] + bytes(20) + content[220:-2] + content[-2:])  # a damaged table or scan
+    results = []
+    for budget in (0, 10**8):
+        try:
+            results.append(collect_streamed(samples, workers=2, cache=ImageCache(budget))[0])
+        except DataError as error:
+            results.append(str(error))
+    assert torch.equal(*results) if isinstance(results[0], torch.Tensor) else results[0] == results[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from caprompt.data.labels import Label, Names
 from caprompt.data.samples import Samples
 from caprompt.data.sources import Source, explain_without_skipping, read_images, read_source
 from caprompt.data.validation import check_label_conflicts, explain_unreadable, validate_images
-from caprompt.engine.inference import choose_batch_size, predict_samples
+from caprompt.engine.inference import choose_batch_size, join_outputs, predict_samples
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import CapromptError, InputError, OptionError
 from caprompt.methods.base import MethodOutput
@@ -86,11 +86,14 @@ class PredictingModel(ModelState):
                 raise OptionError(f"{name} must be between 0 and 1, not {share}")
         if coverage is not None and not self.calibration.images:
             raise InputError("this model is not calibrated, so its scores say nothing about coverage; calibrate it first")
-        output = self._predict_images(images, batch_size, options)
-        if output is None:
-            return []
         threshold = self.calibration.get_threshold(false_alarms)
-        predictions = list(make_predictions(output, self.labels, top, coverage, threshold))
+        predictions: list[Prediction] = []
+        previous: Iterator[Prediction] = iter(())
+        for output in self._iter_outputs(images, batch_size, options):
+            started = make_predictions(output, self.labels, top, coverage, threshold)
+            predictions.extend(previous)  # while a GPU computes this batch
+            previous = started
+        predictions.extend(previous)
         _require_finite([prediction.score for prediction in predictions])  # NaN would be the highest
         return predictions
 
@@ -105,15 +108,22 @@ class PredictingModel(ModelState):
 
     def _predict_images(self, images: Any, batch_size: int | None, options: Mapping[str, Any]) -> MethodOutput | None:
         """Return the output for images, or None if there are none."""
+        outputs = list(self._iter_outputs(images, batch_size, options))
+        return join_outputs(outputs) if outputs else None
+
+    def _iter_outputs(self, images: Any, batch_size: int | None, options: Mapping[str, Any]) -> Iterator[MethodOutput]:
+        """Yield the output for each batch of images. A GPU may still be computing it."""
         self._require_classes()
         inputs = read_images(images)
         if not inputs:
-            return None
-        samples = Samples(inputs, ("unlabeled",) * len(inputs))
+            return
+        samples, targets = Samples(inputs, ("unlabeled",) * len(inputs)), [0] * len(inputs)
         pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
         size = choose_batch_size(len(inputs), batch_size, self.device)
         with self.override_options(options), explain_without_skipping():
-            return self._predict_samples(pipeline, samples, size)
+            predictor = self._predictors.get(self.method, size)
+            for batch, _ in pipeline.eval_batches(samples, targets, self.method.options, size):
+                yield self.convert_output(predictor(batch))
 
     def explain(
         self, image: Any, *, against: Label | None = None, copies: int = COPIES, batch_size: int | None = None, **options: Any

@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,12 +18,23 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from caprompt.data.byte_budget import ByteBudget
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.formats import FORMATS, IMAGE_SUFFIXES, identify_format, list_pillow_formats
-from caprompt.data.jpeg import decode_jpeg, get_decoder, read_header
+from caprompt.data.jpeg import JPEGHeader, decode_jpeg, get_decoder, read_header
 from caprompt.errors import DataError, StorageError, first_line
 from caprompt.utils.files import compute_sha256
 from caprompt.utils.memory import release_freed_memory
 
-__all__ = ["IMAGE_SUFFIXES", "MAX_PIXELS", "SKIP_HINT", "ImageInput", "Pixels", "decode", "hash_image", "read_size"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "MAX_PIXELS",
+    "SKIP_HINT",
+    "ImageInput",
+    "Pixels",
+    "PlainJPEG",
+    "decode",
+    "hash_image",
+    "read_plain_jpeg",
+    "read_size",
+]
 
 ImageInput: TypeAlias = Path | Image.Image | NDArray[Any] | EncodedImage
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -67,6 +79,47 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
     except Exception as error:  # Pillow's parsers raise arbitrary exceptions on damaged files
         kind = StorageError if _is_of_storage(error) else DataError
         raise kind(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
+
+
+@dataclass(frozen=True)
+class PlainJPEG:
+    """A JPEG file that needs no more than decoding, as it was read."""
+
+    content: bytes
+    header: JPEGHeader
+    reduction: int  # it is decoded at 1 / 1, 2, 4 or 8 of its size
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the decoded pixels."""
+        return -(-self.header.height // self.reduction), -(-self.header.width // self.reduction), 3
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that decoding and shrinking may take."""
+        height, width, _ = self.shape
+        return 8 * width * height + (6 * self.header.width * self.header.height if self.header.progressive else 0)
+
+    def is_larger_than(self, side: int | None) -> bool:
+        """Return whether the short side of the decoded image exceeds a number."""
+        return side is not None and min(self.shape[:2]) > side
+
+    def decode(self, out: Pixels | None = None) -> Pixels | None:
+        """Decode it, into `out` if given; None if it is damaged, which `images.decode` then reports, or reads nevertheless."""
+        with _budget.reserve(self.num_bytes):
+            return decode_jpeg(self.content, self.header, self.reduction, out)
+
+
+def read_plain_jpeg(image: ImageInput, shrink_to: int | None = None) -> PlainJPEG | None:
+    """Read a file whose `PlainJPEG.decode` gives the pixels of `decode`; None for every other image, also an unreadable one."""
+    if not isinstance(image, (Path, EncodedImage)):
+        return None
+    try:
+        content = _read_jpeg(image)
+        file = None if content is None else _parse_jpeg(content, shrink_to)
+    except Exception:  # which `decode` turns into a sentence
+        return None
+    return None if file is None or file.is_larger_than(shrink_to) else file
 
 
 def hash_image(image: ImageInput) -> bytes:
@@ -140,6 +193,17 @@ def _read_jpeg(path: Path | EncodedImage) -> bytes | None:
 
 def _decode_plain_jpeg(content: bytes, shrink_to: int | None) -> Pixels | None:
     """Decode a JPEG file as `_decode_file` does, but without Pillow; None if it is not plain, too large, or damaged."""
+    file = _parse_jpeg(content, shrink_to)
+    if file is None:
+        return None
+    with _budget.reserve(file.num_bytes):
+        pixels = decode_jpeg(file.content, file.header, file.reduction)
+        if pixels is None or not file.is_larger_than(shrink_to):
+            return pixels
+        return np.asarray(_shrink(Image.fromarray(pixels), shrink_to or 0))
+
+
+def _parse_jpeg(content: bytes, shrink_to: int | None) -> PlainJPEG | None:
     header = read_header(content)
     if header is None or len(content) > MAX_JPEG_BYTES:
         return None
@@ -147,13 +211,7 @@ def _decode_plain_jpeg(content: bytes, shrink_to: int | None) -> Pixels | None:
     if width * height > LARGE_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
         return None
     scale = 1 if shrink_to is None else min(width, height) // (2 * shrink_to)
-    reduction = next((each for each in (8, 4, 2) if scale >= each), 1)  # as in Pillow's `draft`
-    decoded = 8 * -(-width // reduction) * -(-height // reduction)
-    with _budget.reserve(decoded + (6 * width * height if header.progressive else 0)):
-        pixels = decode_jpeg(content, header, reduction)
-        if pixels is None or shrink_to is None or min(pixels.shape[:2]) <= shrink_to:
-            return pixels
-        return np.asarray(_shrink(Image.fromarray(pixels), shrink_to))
+    return PlainJPEG(content, header, next((each for each in (8, 4, 2) if scale >= each), 1))  # as in Pillow's `draft`
 
 
 def _check_regular(path: Path) -> int:

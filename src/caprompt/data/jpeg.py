@@ -70,8 +70,13 @@ def read_header(content: bytes) -> JPEGHeader | None:
     return None
 
 
-def decode_jpeg(content: bytes, header: JPEGHeader, reduction: int = 1) -> NDArray[np.uint8] | None:
-    """Decode a plain JPEG file to (H, W, 3), at 1/2, 1/4 or 1/8 of its size by `reduction`; None if it is not fit for that."""
+def decode_jpeg(
+    content: bytes, header: JPEGHeader, reduction: int = 1, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8] | None:
+    """Decode a plain JPEG file to (H, W, 3), at 1/2, 1/4 or 1/8 of its size by `reduction`; None if it is not fit for that.
+
+    With `out`, a contiguous array of that shape, the pixels are written there.
+    """
     decoder = get_decoder()
     if decoder is None:
         return None
@@ -79,7 +84,7 @@ def decode_jpeg(content: bytes, header: JPEGHeader, reduction: int = 1) -> NDArr
         color_space = decoder.decode_jpeg_header(content)[2]
         if color_space not in ("YCbCr", "Gray"):
             return None
-        return _decode(decoder, content, header.height, header.width, reduction)
+        return _decode(decoder, content, header.height, header.width, reduction, out)
     except Exception:  # whatever is wrong with the file, Pillow says it, or reads it nevertheless
         return None
 
@@ -107,10 +112,13 @@ def get_decoder() -> ModuleType | None:
     return simplejpeg  # type: ignore[no-any-return]
 
 
-def _decode(decoder: ModuleType, content: bytes, height: int, width: int, reduction: int) -> NDArray[np.uint8]:
+def _decode(
+    decoder: ModuleType, content: bytes, height: int, width: int, reduction: int, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
     """Decode to exactly the size that Pillow's `draft` leads to: of the sizes that are not smaller, the smallest is taken."""
     height, width = -(-height // reduction), -(-width // reduction)
-    pixels: NDArray[np.uint8] = decoder.decode_jpeg(content, "RGB", min_height=height, min_width=width)
+    buffer = None if out is None else out.reshape(-1)
+    pixels: NDArray[np.uint8] = decoder.decode_jpeg(content, "RGB", min_height=height, min_width=width, buffer=buffer)
     if pixels.shape != (height, width, 3):
         raise ValueError(f"decoded to {pixels.shape} instead of {(height, width, 3)}")
     return pixels

@@ -22,15 +22,15 @@ from torch import Tensor
 
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.gpu_cache import GPUImageCache, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
-from caprompt.data.gpu_transforms import crop_to_view, render_batch
+from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import ImageInput, Pixels, read_size
+from caprompt.data.images import ImageInput, Pixels, PlainJPEG, read_plain_jpeg, read_size
 from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform, Transform, View, render
 from caprompt.errors import DataError
 from caprompt.utils.communication import ALONE, Communicator, choose_share
-from caprompt.utils.devices import to_device
+from caprompt.utils.devices import allocate_upload, to_device
 
 __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
@@ -87,14 +87,23 @@ def iter_streamed_batches(
     workers = count_decode_threads() if workers is None else workers
     known_views: dict[tuple[int, ...], View] = {}  # by shape: most images have the same
 
+    def get_view(shape: tuple[int, ...]) -> View:
+        if shape not in known_views:
+            known_views[shape] = transform.make_view(shape[1], shape[0])
+        return known_views[shape]
+
     def prepare(indices: NDArray[np.int64]) -> _Chunk:
+        images = samples.images[indices[0] : indices[-1] + 1]
+        files = [read_plain_jpeg(image, cache.shrink_to) for image in images] if cache.budget_bytes <= 0 else []
+        stacked = _decode_stacked(files, device)
+        if stacked is not None:
+            return _Chunk(list(stacked.numpy()), [get_view(tuple(stacked.shape[1:]))] * len(images), stacked)
         pixels, views = [], []
-        for image in samples.images[indices[0] : indices[-1] + 1]:
-            own = cache.get(image)
-            view = known_views.get(own.shape)
-            if view is None:
-                view = known_views[own.shape] = transform.make_view(own.shape[1], own.shape[0])
-            own, view = crop_to_view(own, view, transform)
+        for position, image in enumerate(images):
+            file = files[position] if files else None
+            own = None if file is None else file.decode()
+            own = cache.get(image) if own is None else own
+            own, view = crop_to_view(own, get_view(own.shape), transform)
             pixels.append(own)
             views.append(view)
         return _stack_chunk(pixels, views, device)
@@ -186,6 +195,21 @@ def _choose_chunk_size(samples: Samples, batch_size: int, workers: int) -> int:
     if not any(isinstance(image, (Path, EncodedImage)) for image in samples.images):
         return DECODE_CHUNK
     return max(1, min(DECODE_CHUNK, min(batch_size, len(samples)) // max(1, workers)))
+
+
+def _decode_stacked(files: Sequence[PlainJPEG | None], device: torch.device) -> Tensor | None:
+    """Decode JPEG files of the same size straight to where they are uploaded from, (n, H, W, 3); None if that is not possible."""
+    first = files[0] if files else None
+    if first is None or any(file is None or file.shape != first.shape for file in files):
+        return None
+    height, width, _ = first.shape
+    if max(height, width) > MAX_SHAPE_RATIO * min(height, width) or 3 * height * width * len(files) > min(
+        STACKED_BYTES, RENDER_BYTES
+    ):
+        return None
+    stacked = allocate_upload((len(files), height, width, 3), device)
+    is_decoded = [file is not None and file.decode(row) is not None for file, row in zip(files, stacked.numpy(), strict=True)]
+    return stacked if all(is_decoded) else None
 
 
 def _stack_chunk(pixels: list[Pixels], views: list[View], device: torch.device) -> _Chunk:

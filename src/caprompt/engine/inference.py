@@ -26,7 +26,7 @@ from caprompt.methods.options import Options
 from caprompt.protocols import group_for_batches, is_released
 from caprompt.utils.cuda_graphs import capture
 
-__all__ = ["Predictor", "PredictorCache", "can_batch", "choose_batch_size", "map_samples", "predict_samples"]
+__all__ = ["Predictor", "PredictorCache", "can_batch", "choose_batch_size", "join_outputs", "map_samples", "predict_samples"]
 
 Predict = Callable[[Tensor, Tensor | None], MethodOutput]  # images and, with `give_task`, their true tasks
 Result = TypeVar("Result")
@@ -80,7 +80,7 @@ def predict_samples(
 
     targets = [0] * len(samples) if tasks is None else tasks
     outputs, order = map_samples(predict_batch, pipeline, samples, targets, options, batch_size, groups=tasks)
-    joined = _join(outputs)
+    joined = join_outputs(outputs)
     if order == list(range(len(samples))):
         return joined
     rows = torch.tensor(order).argsort().to(joined.logits.device)  # the output row of each sample
@@ -102,7 +102,7 @@ class Predictor:
         """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""
         if self.device.type == "cpu" and not is_released(self.method.options):
             return predict_separately(self.method, images, true_tasks)
-        return _join([self._predict_batch(part, tasks) for part, tasks in self._split(images, true_tasks)])
+        return join_outputs([self._predict_batch(part, tasks) for part, tasks in self._split(images, true_tasks)])
 
     def _split(self, images: Tensor, true_tasks: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield batches of images and their true tasks."""
@@ -175,7 +175,7 @@ def _predict_tensors(method: Method, images: Tensor, true_tasks: Tensor | None =
         return _unpack(method.predict(images, true_tasks))
 
 
-def _join(outputs: Sequence[MethodOutput]) -> MethodOutput:
+def join_outputs(outputs: Sequence[MethodOutput]) -> MethodOutput:
     """Return the outputs of several batches as one."""
     if len(outputs) == 1:
         return outputs[0]
