@@ -149,20 +149,6 @@ def format_end_to_end(result: dict[str, Any]) -> str:
     return format_table(["call", "images", "first, ms", "warm, ms", "images/s"], rows)
 
 
-def format_row_invariance(result: dict[str, Any]) -> str:
-    """Return the times of single operations by libraries and by fixed tiles, and with which batches their bits change."""
-    rows = [
-        [
-            row["operation"],
-            row["kernel"].removeprefix("Tiles"),
-            *(f"{each:,.0f}" for each in row["us"].values()),
-            ", ".join(map(str, row["bits_change_with"])) or "none",
-        ]
-        for row in result["rows"]
-    ]
-    return format_table(["operation", "kernel", "1 image, us", "24", "256", "batches with other bits"], rows)
-
-
 def format_precision(result: dict[str, Any]) -> str:
     """Return the accuracies of the same runs in half and in full precision."""
     heads = ["precision", "seed", "ACC", "AF", "task identified", "learning, s"]
@@ -181,8 +167,6 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cpu_step": format_cpu_step,
     "end_to_end": format_end_to_end,
     "invariance": format_invariance,
-    "invariance_cpu": format_invariance,
-    "row_invariance": format_row_invariance,
     "precision": format_precision,
 }
 

@@ -24,8 +24,11 @@ def tool() -> ModuleType:
 def test_tables_are_those_of_the_files(tool: ModuleType) -> None:
     text = tool.PAGE.read_text(encoding="utf-8")
     assert tool.fill_page(text) == text, "write it again with `make results`"
-    assert {name for name in re.findall(r"<!-- (\w+) -->", text) if name != "end"} == tool.FORMATTERS.keys()
-    assert all((tool.RESULTS / f"{name}.json").is_file() for name in tool.FORMATTERS)
+    shown = {name for name in re.findall(r"<!-- (\w+) -->", text) if name != "end"}
+    assert len(shown) > 5
+    assert all((tool.RESULTS / f"{name}.json").is_file() for name in shown)
+    # `benchmarks/prediction.py` measures single calls of the network, which the page has among the whole calls
+    assert tool.FORMATTERS.keys() - shown == {"prediction"}
 
 
 def test_a_changed_value_is_corrected(tool: ModuleType) -> None:
