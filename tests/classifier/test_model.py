@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from helpers import QUICK, equal_tensors, make_faint_images, quick_options, squa
 from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
-from caprompt.backbones.vit import COMPILED_METHODS
+from caprompt.backbones.vit import COMPILED_METHODS, ViT
 from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 from caprompt.checkpoint.model import has_stopped_call
 from caprompt.classifier import editing
+from caprompt.engine import trainer
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
+from caprompt.methods.base import Method
 
 
 def make_model(backbone: Path, **settings: object) -> ContinualClassifier:
@@ -566,3 +569,24 @@ def test_unfitted_models_promise_nothing_until_they_are_calibrated(backbone: Pat
     assert all(each.prediction_set for each in model.predict(images, coverage=0.9))
     flagged = [each.unknown for each in model.predict(images, false_alarms=0.5)]
     assert 6 <= sum(flagged) <= 12
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_long_trainings_are_compiled_and_nothing_else(backbone: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(ViT, "set_compiled", lambda self, enabled: events.append("compiled" if enabled else "plain"))
+    monkeypatch.setattr(trainer, "is_worth_compiling", lambda num_images, device: num_images == 2 * 6)
+
+    def record(method: Method, *arguments: object, **options: object) -> None:
+        events.append("fit")
+        if fails:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "fit", record)
+    model = make_model(backbone, epochs=2)
+    events.clear()
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        model.learn(squares(["red", "blue"], each=3))
+    assert events[:3] == ["compiled", "fit", "plain"]
+    make_model(backbone, compile=True)
+    assert events[-1] == "compiled"

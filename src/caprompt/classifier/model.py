@@ -18,8 +18,8 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,18 +202,16 @@ class ContinualClassifier(PredictingModel):
             optimizer_tensors = select_by_prefix(stopped.tensors, "optimizer.") if stopped else None
             seed = derive_seed(self.seed, "call", self.num_calls)
             epoch_batches = pipeline.train_batches(trained, self._outputs(trained), self.method.options, seed, effort.batch_size)
-            if self.method.options.compile == "auto":
-                self._vit.set_compiled(trainer.is_worth_compiling(len(trained) * epochs, self.device))
-            trainer.fit(
-                self.method,
-                epoch_batches,
-                start=first_epoch,
-                optimizer_tensors=optimizer_tensors,
-                callback=callback,
-                save=save,
-                num_images=len(trained),
-            )
-            self._configure_backbone()
+            with self._compile_for(len(trained) * epochs):
+                trainer.fit(
+                    self.method,
+                    epoch_batches,
+                    start=first_epoch,
+                    optimizer_tensors=optimizer_tensors,
+                    callback=callback,
+                    save=save,
+                    num_images=len(trained),
+                )
         callback(Consolidating())
         self.method.consolidate(all_batches, self._make_generator("consolidate"))
         if get_communicator().size > 1 and not self.method.divides_passes:
@@ -221,6 +219,16 @@ class ContinualClassifier(PredictingModel):
                 get_communicator().copy_from_first(tensor)  # processes on unlike machines may have come to unlike results
         self._calibrate_by(self.method.honest_scores)
         callback(LearnEnded(len(self.classes), time.perf_counter() - start_time))
+
+    @contextmanager
+    def _compile_for(self, num_images: int) -> Iterator[None]:
+        """Compile the network within the context if that pays for a training on so many images."""
+        if self.method.options.compile == "auto":
+            self._vit.set_compiled(trainer.is_worth_compiling(num_images, self.device))
+        try:
+            yield
+        finally:
+            self._configure_backbone()
 
     def _calibrate_by(self, scores: HonestScores | None) -> None:
         """Fit the probabilities to images that were scored as if they had not been learned; not to those of a single class."""
