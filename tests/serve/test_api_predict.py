@@ -113,7 +113,7 @@ def test_other_bodies_and_values_are_refused(pets_server: RunningServer, pets: C
     assert post(pets_server, "predict", b"{}", "application/json")[0] == 415
     assert post(pets_server, "predict?top=0", png("red", 0))[0] == 422
     assert post(pets_server, "predict?coverage=2", png("red", 0))[0] == 422
-    assert post(pets_server, "predict", b"--x--\r\n", "multipart/form-data; boundary=x")[0] == 422
+    assert post(pets_server, "predict", b"--x--\r\n", "multipart/form-data; boundary=x")[0] in (400, 422)  # empty, or no form
     assert post(pets_server, "predict", b"rubbish", "multipart/form-data")[0] == 400
     assert post(pets_server, "predict", b"rubbish", "multipart/form-data; boundary=x")[0] in (400, 422)
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from http.client import HTTPConnection
+from importlib.metadata import version
 
 import pytest
 from helpers import ROOT
@@ -16,6 +18,9 @@ SCHEMA = ROOT / "docs" / "openapi.json"
 
 def test_the_schema_is_committed_and_the_changelog_knows_it() -> None:
     """A change to the interface has to be announced: write the schema with tools/openapi.py, and its digest to the changelog."""
+    (pinned,) = re.findall(r"^fastapi==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if version("fastapi") != pinned:
+        pytest.skip(f"the schema is compared as FastAPI {pinned} writes it")
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == make_schema(), "run: python tools/openapi.py"
     digest = hashlib.sha256(SCHEMA.read_bytes()).hexdigest()[:16]
     assert f"`{digest}`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), (

@@ -176,10 +176,10 @@ def find_file(model: Model) -> Path:
         raise InputError(
             f"the weights of '{model.name}' are not on this machine and the hub cannot be reached; {_explain_download(model)}"
         )
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import errors
 
     try:
-        path = Path(hf_hub_download(model.repo, model.file))
+        path = _download(model.repo, model.file)
     # Transport errors are HTTPErrors with newer versions of the library, and OSErrors with older ones.
     except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
         raise InputError(
@@ -187,6 +187,18 @@ def find_file(model: Model) -> Path:
         ) from error
     _check_download(model, path)
     return path
+
+
+def _download(repo: str, file: str) -> Path:
+    """Return the path of a file of the hub in the local cache; where its connection breaks once, it is continued."""
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo, file))
+    except OSError as error:  # of older versions of the library; newer ones continue by themselves
+        if isinstance(error, errors.HfHubHTTPError):
+            raise
+        return Path(hf_hub_download(repo, file))
 
 
 def _check_download(model: Model, path: Path) -> None:

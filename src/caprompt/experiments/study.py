@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -336,7 +337,7 @@ def _open_database(folder: Path) -> Iterator[Any]:
         _make_database(path)
     storage = None
     try:
-        storage = optuna.storages.RDBStorage(_make_url(path))
+        storage = _open_storage(path)
         yield optuna.load_study(study_name=NAME, storage=storage)
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, KeyError, TypeError) as error:
         raise ModelFolderError(f"'{path}' is damaged ({first_line(error)}); start a new study in another folder") from error
@@ -351,17 +352,18 @@ def _make_database(path: Path) -> None:
 
     draft = path.with_name(f".{path.name}.next")
     draft.unlink(missing_ok=True)
-    storage = optuna.storages.RDBStorage(_make_url(draft))
+    storage = _open_storage(draft)
     optuna.create_study(study_name=NAME, storage=storage, direction="maximize")
     storage.engine.dispose()
     draft.replace(path)
 
 
-def _make_url(path: Path) -> str:
-    """Return the URL of a database file, whatever characters its path has."""
-    from sqlalchemy.engine import URL
+def _open_storage(path: Path) -> Any:
+    """Return an `optuna.storages.RDBStorage` in a file, whose path may have characters that mean something in a URL."""
+    import optuna
 
-    return URL.create("sqlite", database=str(path)).render_as_string()
+    connect = partial(sqlite3.connect, path, check_same_thread=False)
+    return optuna.storages.RDBStorage(f"sqlite:///{DATABASE}", engine_kwargs={"creator": connect})
 
 
 def _read_trials(folder: Path, space: Mapping[str, Domain]) -> list[Trial]:

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from numpy.typing import NDArray
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from caprompt.classifier.prediction import FALSE_ALARMS
-from caprompt.errors import DataError
+from caprompt.errors import DataError, first_line
 from caprompt.methods.base import MethodOutput
 from caprompt.outputs import Prediction, make_predictions
 from caprompt.serve.api_common import Model, Server
@@ -71,6 +72,8 @@ async def _read_form(request: Request, max_images: int) -> list[SentImage]:
         if "Too many files" in str(error.detail):
             raise Problem(413, f"a request may have {max_images} images at most; send them in several") from error
         raise Problem(400, f"the form cannot be read ({error.detail})") from error
+    except FormParserError as error:  # which newer versions of Starlette turn into an HTTPException
+        raise Problem(400, f"the form cannot be read ({first_line(error)})") from error
 
 
 @router.post("/models/{model}/predict", response_model=PredictReply, openapi_extra=IMAGE_BODY)
