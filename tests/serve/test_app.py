@@ -18,9 +18,9 @@ SCHEMA = ROOT / "docs" / "openapi.json"
 
 def test_the_schema_is_committed_and_the_changelog_knows_it() -> None:
     """A change to the interface has to be announced: write the schema with tools/openapi.py, and its digest to the changelog."""
-    (pinned,) = re.findall(r"^fastapi==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if version("fastapi") != pinned:
-        pytest.skip(f"the schema is compared as FastAPI {pinned} writes it")
+    pinned = re.findall(r"^fastapi==([\d.]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if version("fastapi") not in pinned:
+        pytest.skip(f"the schema is compared as FastAPI {' or '.join(pinned)} writes it")
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == make_schema(), "run: python tools/openapi.py"
     digest = hashlib.sha256(SCHEMA.read_bytes()).hexdigest()[:16]
     assert f"`{digest}`" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), (
