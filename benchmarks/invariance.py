@@ -18,6 +18,7 @@ from _common import SPEED, print_table, save
 from torch import Tensor
 
 from caprompt import ContinualClassifier
+from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.data import Dataset, Samples, load_dataset
 
 SHUFFLE_SEED = 0
@@ -34,7 +35,7 @@ def predict(model: ContinualClassifier, samples: Samples, size: int) -> Tensor:
 def train_quickly(data: Dataset) -> ContinualClassifier:
     """Return a model of all classes, taught in tasks from some images of each."""
     train = data.train.select_per_class(args.per_class)
-    model = ContinualClassifier("caprompt", args.backbone, projections=args.projections, epochs=1, device=args.device)
+    model = ContinualClassifier("caprompt", args.backbone or DEFAULT_BACKBONE, projections=args.projections, epochs=1, device=args.device)
     for number in range(TASKS):
         model.learn(train.select_classes(train.classes[number::TASKS]), progress=False)
     return model
@@ -49,7 +50,7 @@ def main() -> None:
     shuffled = random.Random(SHUFFLE_SEED).sample(range(len(samples)), len(samples))
     orders = [(size, "as they are", list(range(len(samples)))) for size in args.batches] + [(256, "shuffled", shuffled)]
     exact = None
-    if "fp32" in args.precisions:
+    if "fp32" in args.precisions and len(args.precisions) > 1:
         with model.override_options({"precision": "fp32"}):
             exact = predict(model, samples, 256).argmax(dim=1)
     rows: list[dict[str, Any]] = []
@@ -75,7 +76,7 @@ def main() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?")
-    parser.add_argument("--backbone", help="name or weights file")
+    parser.add_argument("--backbone", help="name or weights file (default: the model's, or the embedded one)")
     parser.add_argument("--dataset", default="cifar100")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--per-class", type=int, default=10, help="images that a quick model is trained on")
