@@ -35,7 +35,9 @@ def predict(model: ContinualClassifier, samples: Samples, size: int) -> Tensor:
 def train_quickly(data: Dataset) -> ContinualClassifier:
     """Return a model of all classes, taught in tasks from some images of each."""
     train = data.train.select_per_class(args.per_class)
-    model = ContinualClassifier("caprompt", args.backbone or DEFAULT_BACKBONE, projections=args.projections, epochs=1, device=args.device)
+    model = ContinualClassifier(
+        "caprompt", args.backbone or DEFAULT_BACKBONE, projections=args.projections, epochs=1, device=args.device
+    )
     for number in range(TASKS):
         model.learn(train.select_classes(train.classes[number::TASKS]), progress=False)
     return model
