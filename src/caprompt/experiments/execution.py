@@ -88,15 +88,21 @@ def run_experiment(
         if communicator.rank == 0:
             if results.finished:
                 artifacts.save_artifacts(folder, model, output, config.give_task)
-            results.save()
+                _draw_curve(folder, config, results)
+            results.save()  # last: what is finished is never looked at again
         callback(TaskEvaluated(results.matrix))
-    if not config.joint and communicator.rank == 0:
-        from caprompt.experiments.plots import plot_accuracy_curve
-
-        is_honest = protocols.parse_kind(results.protocol) == "honest"
-        title = "" if is_honest else protocols.format_percent_title("accuracy after each task", results.protocol)
-        plot_accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
     return results
+
+
+def _draw_curve(folder: Path, config: RunConfig, results: RunResult) -> None:
+    """Draw the accuracy after each task; a joint run has none."""
+    if config.joint:
+        return
+    from caprompt.experiments.plots import plot_accuracy_curve
+
+    is_honest = protocols.parse_kind(results.protocol) == "honest"
+    title = "" if is_honest else protocols.format_percent_title("accuracy after each task", results.protocol)
+    plot_accuracy_curve({config.method: [results.matrix]}, folder / "curve.png", title)
 
 
 def _begin_folder(folder: Path, plan: Mapping[str, Any], resume: bool) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
-from caprompt.callbacks.events import Callback, Event, ignore_event
+from caprompt.callbacks.events import Callback, Event, LearnStarted, ignore_event
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Samples
 from caprompt.distributed.jobs import Executor, Job
@@ -211,10 +211,15 @@ class _CellProgress:
 def run_cell(cell: Cell, cells_dir: Path, device: str = "auto", callback: Callback = ignore_event) -> None:
     """Run or resume one cell to its end; a failure is recorded in a file."""
     folder = cells_dir / cell.name
+
+    def record(event: Event) -> None:
+        if isinstance(event, LearnStarted):  # and not at the end, where a kill might come before it
+            write_json(folder / PROVENANCE, describe_provenance())
+        callback(event)
+
     try:
         if not has_run(folder):
-            run_experiment(cell.config, folder, resume=True, device=device, callbacks=callback)
-            write_json(folder / PROVENANCE, describe_provenance())
+            run_experiment(cell.config, folder, resume=True, device=device, callbacks=record)
         missing = [measure for measure in cell.measures if not _measure_path(folder, measure).is_file()]
         if missing:
             model, images = ContinualClassifier.load(folder / "model", device=device), load_test_images(cell.config)
