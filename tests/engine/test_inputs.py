@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import squares, write_squares
+from torch import Tensor
 
 from caprompt.backbones.weights import load_backbone
 from caprompt.data import read_source
-from caprompt.engine.inputs import InputPipeline
+from caprompt.engine.inputs import InputPipeline, RepeatableBatches
 from caprompt.methods.options import Options
 
 CPU = torch.device("cpu")
@@ -81,3 +83,19 @@ def test_images_are_decoded_once(tmp_path: Path, backbone: Path) -> None:
     for epoch in range(3):
         list(epoch_batches(epoch))
     assert pipeline.cache.num_decoded == 10
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_batches_are_kept_once_all_of_them_were_made(keep: bool) -> None:
+    starts: list[int] = []
+
+    def start() -> Iterator[tuple[Tensor, Tensor]]:
+        starts.append(1)
+        for number in range(3):
+            yield torch.full((2,), float(number)), torch.tensor([number])
+
+    batches = RepeatableBatches(start, keep)
+    next(iter(batches))  # stopped after the first
+    for _ in range(3):
+        assert [int(labels) for _, labels in batches] == [0, 1, 2]
+    assert len(starts) == (2 if keep else 4)
