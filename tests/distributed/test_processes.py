@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +23,10 @@ OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exac
 
 
 def torchrun(count: int, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Start as many processes with torchrun: of a script, or with "-m" of a module.
-
-    On a busy machine gloo may abort a process instead of raising, as it connects or as it ends; then the folder is put back as it
-    was, and the call is tried once more.
-    """
+    """Start as many processes with torchrun: of a script, or with "-m" of a module."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as before:
-        shutil.copytree(cwd, before, dirs_exist_ok=True)
-        for _ in range(2):
-            done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
-            if "terminate called without an active exception" not in done.stderr:
-                break
-            shutil.rmtree(cwd)
-            shutil.copytree(before, cwd)
-    return done
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.fixture(scope="module")

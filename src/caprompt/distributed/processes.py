@@ -9,6 +9,7 @@ killed ends the call for all: torchrun stops the others, or they notice that it 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -97,6 +98,9 @@ def join_processes(device: str) -> Iterator[str]:
     rank, own_device = _read_number("RANK"), _choose_device(device, _read_number("LOCAL_RANK"))
     backend = "cpu:gloo,cuda:nccl" if resolve_device(own_device).type == "cuda" else "gloo"
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
+    # Functions of this module have the group that exists at import as a default value. Imported later, as torch.compile does, it
+    # would keep the group and its threads to the end of the process, and a thread that then frees a tensor aborts it.
+    importlib.import_module("torch.distributed.nn.functional")
     store, rank, size = _run(lambda: next(rendezvous("env://", timeout=timeout)))
     _run(lambda: dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout))
     group = ProcessGroup(PrefixStore("caprompt", store), rank, size)
@@ -123,8 +127,9 @@ def _leave_group() -> None:
     interpreter lock. torch 2.4 keeps that lock if the destructor is called through the group, and both wait forever; it does not
     through the back end, which is therefore freed last.
     """
-    group: Any = dist.group.WORLD
-    backend = group._get_backend(torch.device("cpu"))
+    world: Any = dist.group.WORLD
+    backend = world._get_backend(torch.device("cpu"))
+    del world
     dist.destroy_process_group()
     del backend
 
