@@ -4,6 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from helpers import caprompt_in_process, make_faint_images, read_tree, squares, 
 from safetensors.torch import load_file
 
 from caprompt import ContinualClassifier
+from caprompt.distributed import processes
 from caprompt.distributed.processes import is_started_by_torchrun, join_processes
 from caprompt.errors import InputError
 from caprompt.utils.communication import ALONE, get_communicator
@@ -73,6 +77,21 @@ def test_a_damaged_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(InputError, match="RANK is 'first', not a number"), join_processes("cpu"):
         pass
+
+
+def test_an_exchanged_tensor_is_waited_for_until_the_last_thread_has_let_go_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor, freed = torch.zeros(1), threading.Event()
+    reference = weakref.ref(tensor, lambda _: freed.set())
+    holder = threading.Thread(target=lambda kept: (time.sleep(0.2), kept.clear()), args=([tensor],))
+    holder.start()
+    del tensor
+    assert not freed.is_set()
+    processes._wait_until_freed(reference)
+    assert freed.is_set()
+    holder.join()
+    kept = torch.zeros(1)
+    monkeypatch.setattr(processes, "MAX_SECONDS_TO_FREE", 0.1)  # one that is never freed does not stop the call
+    processes._wait_until_freed(weakref.ref(kept))
 
 
 @pytest.mark.slow

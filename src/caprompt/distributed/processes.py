@@ -9,14 +9,16 @@ killed ends the call for all: torchrun stops the others, or they notice that it 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +34,7 @@ from caprompt.utils.devices import resolve_device
 __all__ = ["TIMEOUT_SECONDS", "ProcessGroup", "is_started_by_torchrun", "join_processes"]
 
 TIMEOUT_SECONDS = 600  # a process that does not answer for this long counts as lost
+MAX_SECONDS_TO_FREE = 10  # that a thread may need on a busy machine to let go of a tensor
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 LOST = "another process of this call has ended or does not answer"
 T = TypeVar("T")
@@ -51,17 +54,18 @@ class ProcessGroup:
 
     def copy_from_first(self, tensor: Tensor) -> None:
         """Replace a tensor by that of process 0."""
-        self._exchange(tensor, lambda own: dist.broadcast(own, src=0))
+        self._exchange(tensor, partial(dist.broadcast, src=0))
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, which travel as JSON: nothing that another process sends is executed."""
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        _run(lambda: dist.all_gather(sizes, torch.tensor([len(own)])))
-        longest = max(int(size) for size in sizes)
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        _run(lambda: dist.all_gather(texts, torch.cat([own, own.new_zeros(longest - len(own))])))
-        return [json.loads(bytes(text[: int(size)].tolist())) for text, size in zip(texts, sizes, strict=True)]
+        own = json.dumps(value).encode()
+        sizes = torch.zeros(self.size, dtype=torch.long)
+        sizes[self.rank] = len(own)
+        self.add_up(sizes)
+        texts = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8)
+        texts[self.rank, : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        self.add_up(texts)
+        return [json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes.tolist(), strict=True)]
 
     def wait(self) -> None:
         """Wait until all processes have come this far."""
@@ -76,9 +80,13 @@ class ProcessGroup:
 
     def _exchange(self, tensor: Tensor, operation: Callable[[Tensor], object]) -> None:
         dense = tensor.detach().contiguous()
-        _run(lambda: operation(dense))
+        _run(partial(operation, dense))
         if dense.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(dense)
+        if dense.device.type == "cpu":
+            exchanged = weakref.ref(dense)
+            del dense
+            _wait_until_freed(exchanged)
 
 
 def is_started_by_torchrun() -> bool:
@@ -98,9 +106,6 @@ def join_processes(device: str) -> Iterator[str]:
     rank, own_device = _read_number("RANK"), _choose_device(device, _read_number("LOCAL_RANK"))
     backend = "cpu:gloo,cuda:nccl" if resolve_device(own_device).type == "cuda" else "gloo"
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    # Functions of this module have the group that exists at import as a default value. Imported later, as torch.compile does, it
-    # would keep the group and its threads to the end of the process, and a thread that then frees a tensor aborts it.
-    importlib.import_module("torch.distributed.nn.functional")
     store, rank, size = _run(lambda: next(rendezvous("env://", timeout=timeout)))
     _run(lambda: dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout))
     group = ProcessGroup(PrefixStore("caprompt", store), rank, size)
@@ -109,7 +114,7 @@ def join_processes(device: str) -> Iterator[str]:
         with use_communicator(group):
             yield own_device
             group.wait()  # process 0 may still be writing
-        _leave_group()
+        dist.destroy_process_group()
     except (CapromptError, OSError, KeyboardInterrupt) as error:
         # The group is left as it is: to end it in order, the others would have to answer.
         if group.claim("report"):
@@ -118,20 +123,6 @@ def join_processes(device: str) -> Iterator[str]:
         sys.exit(getattr(error, "exit_code", status))
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _leave_group() -> None:
-    """End this process's part of the group.
-
-    The destructor of gloo waits for its threads. One of them may have to free the tensor of the last exchange, which takes the
-    interpreter lock. torch 2.4 keeps that lock if the destructor is called through the group, and both wait forever; it does not
-    through the back end, which is therefore freed last.
-    """
-    world: Any = dist.group.WORLD
-    backend = world._get_backend(torch.device("cpu"))
-    del world
-    dist.destroy_process_group()
-    del backend
 
 
 def _choose_device(device: str, local_rank: int) -> str:
@@ -161,6 +152,17 @@ def _run(operation: Callable[[], T]) -> T:
         return operation()
     except RuntimeError as error:  # gloo and NCCL raise it, or subclasses
         raise ProcessLostError(LOST) from error
+
+
+def _wait_until_freed(tensor: weakref.ref[Tensor]) -> None:
+    """Wait until the thread of gloo that exchanged a tensor has let go of it, which takes the interpreter lock.
+
+    A thread that asks for the lock while the interpreter ends aborts the process; one that asks for it while the destructor of
+    the group waits for the thread, as torch 2.4 does without giving up the lock, waits forever.
+    """
+    deadline = time.monotonic() + MAX_SECONDS_TO_FREE
+    while tensor() is not None and time.monotonic() < deadline:
+        time.sleep(0.0002)
 
 
 def _stop(number: int, frame: object) -> None:
