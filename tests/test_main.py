@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -28,3 +29,14 @@ def test_a_wait_policy_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     run_version(monkeypatch)
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_objects_are_frozen_at_the_end_so_that_it_is_fast() -> None:
+    program = (
+        "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count()))\n"
+        "from caprompt.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True)
+    word, count = done.stdout.split()[-2:]
+    assert word == "frozen"
+    assert int(count) > 1000

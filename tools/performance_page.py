@@ -159,6 +159,24 @@ def format_precision(result: dict[str, Any]) -> str:
     return f"{format_table(heads, rows)}\n\nBackbone {result['backbone']}, {result['images_per_class']} images of each class."
 
 
+def format_cold_start(result: dict[str, Any]) -> str:
+    """Return the times of commands from the start of their process to its end."""
+    rows = [[f"`{row['command']}`", f"{row['seconds']:.2f}"] for row in result["rows"]]
+    return f"{format_table(['command', 's'], rows)}\n\nMedians of {result['rounds']} processes, {result['cores']} cores."
+
+
+def format_busy_machine(result: dict[str, Any]) -> str:
+    """Return the times of a run alone and beside busy processes, for both ways in which threads wait."""
+    heads, rows = ["threads wait", "alone, s", "beside, s", "ratio"], []
+    for name, row in result["waiting"].items():
+        more = "more than " if row["ended"] else ""
+        rows.append([name, f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}", f"{more}{row['ratio']:.1f}"])
+    return (
+        f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
+        f"in proportion is a ratio of {result['in_proportion']:.1f}."
+    )
+
+
 FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "train_step": format_train_step,
     "prediction": format_prediction,
@@ -166,7 +184,10 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "growth": format_growth,
     "cpu_step": format_cpu_step,
     "end_to_end": format_end_to_end,
+    "cold_start": format_cold_start,
+    "busy_machine": format_busy_machine,
     "invariance": format_invariance,
+    "invariance_cpu": format_invariance,
     "precision": format_precision,
 }
 
