@@ -54,6 +54,7 @@ def main() -> None:
         make_model(folder)
         commands = {
             "python -c 'import torch'": (sys.executable, "-c", "import torch"),
+            "python -c 'import torch, gc; gc.freeze()'": (sys.executable, "-c", "import torch, gc; gc.freeze()"),
             "caprompt --version": (*PACKAGE, "--version"),
             "caprompt predict MODEL IMAGE": (*PACKAGE, "predict", str(folder / "model"), str(folder / "photo.jpg")),
         }

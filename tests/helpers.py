@@ -11,11 +11,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from caprompt.cli.app import main
 from caprompt.methods import get_method
+from caprompt.methods.caprompt import CAPrompt
 from caprompt.testing.model_behavior import equal_tensors
 from caprompt.testing.tiny import COLORS, TINY, square, squares, tiny_vit, write_backbone
 
@@ -41,6 +44,14 @@ QUICK = {"epochs": 2, "batch_size": 4, "length": 4, "align_epochs": 3, "projecti
 def quick_options(method: str) -> dict[str, object]:
     """Return options that make a method learn quickly and stay small."""
     return dict(get_method(method).check_options)
+
+
+def extract_both_passes(method: CAPrompt, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features of the first and of the second pass: (B, K D) each."""
+    stem = method.vit.stem(images)
+    with torch.no_grad():
+        first = method.extract_first_features(stem)
+    return first, method.extract_second_features(stem, first)
 
 
 def make_faint_images(classes: Sequence[int], each: int, seed: int) -> tuple[list[NDArray[np.uint8]], list[str]]:

@@ -20,6 +20,7 @@ from helpers import (
     assert_refused,
     caprompt_in_process,
     equal_tensors,
+    extract_both_passes,
     quick_options,
     read_tree,
     square,
@@ -266,7 +267,7 @@ def test_sums_of_one_image_give_its_feature_back(trained: Path) -> None:
     method: Any = model.method
     pipeline = InputPipeline(model.backbone, model.device)
     images, _ = next(iter(pipeline.eval_batches(read_source(([square("blue", 1)], ["blue"])), [0], method.options)))
-    first, second = method.extract_both_passes(images)
+    first, second = extract_both_passes(method, images)
     torch.testing.assert_close(method.statistics.mean[2], second[0], rtol=1e-4, atol=1e-5)
     # Both passes were added to the sums of the class: where both are positive, h(first) + h(second) = (first + second) P.
     sums, projection = method.ridge.ridge.sums[2].double(), method.ridge.projection.double()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import TINY, tiny_vit
+from helpers import TINY, extract_both_passes, tiny_vit
 from torch import Tensor
 
 from caprompt import ContinualClassifier
@@ -394,7 +394,7 @@ def fit_two_tasks(**options: Any) -> CAPrompt:
 def test_blocks_before_the_last_are_read_in_the_first_pass_only() -> None:
     method = fit_two_tasks(readout_blocks=2)
     stem = method.vit.stem(make_images())
-    first, second = method.extract_both_passes(make_images())
+    first, second = extract_both_passes(method, make_images())
     assert first.shape == second.shape == (6, 2 * TINY.width)
     torch.testing.assert_close(first, method.vit(stem, method.build_adaptation(method.expand_prompt(method.prompts[0], stem)), 2))
     assert torch.equal(first[:, : TINY.width], second[:, : TINY.width])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
-from helpers import TINY, tiny_vit
+from helpers import TINY, extract_both_passes, tiny_vit
 from torch import Tensor
 
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
@@ -48,7 +49,9 @@ def test_regression_is_fitted_to_both_passes_over_all_images() -> None:
         if task == 0:  # all weight is on the only prompt
             pairs += [(first, labels), (first, labels)]
             continue
-        weights = before.sum_by_task((20 * before.ridge(first)).softmax(dim=1))  # type: ignore[misc]
+        assert before.ridge is not None
+        before.ridge.partial_fit([(first, labels)], torch.Generator())
+        weights = before.sum_by_task((20 * before.ridge(first)).softmax(dim=1))
         mixed = torch.einsum("bt,tlknd->lkbnd", weights, torch.stack(method.prompts))
         pairs += [(first, labels), (method.extract_features(stem, mixed).detach(), labels)]
     assert method.ridge is not None
@@ -79,13 +82,29 @@ def test_regression_classifies_every_pass() -> None:
     torch.testing.assert_close(method.predict(images).logits, third)
 
 
+@pytest.mark.parametrize(("training_prompt", "passes"), [("own", 6), ("mixture", 8)])
+def test_no_pass_over_the_images_is_run_twice(training_prompt: str, passes: int) -> None:
+    """The head's start, both passes over both views, and the calibration; the mixture needs the first pass before training too."""
+    method, batch = make_trained(training_prompt=training_prompt), make_batch([6, 7] * 10, seed=3)
+    method.begin_task(2, torch.Generator().manual_seed(3))
+    calls: list[object] = []
+    method.vit.register_forward_hook(lambda *details: calls.append(details))
+    method.prepare([batch], torch.Generator())
+    method.consolidate([batch], torch.Generator())
+    assert len(calls) == passes
+
+
 def test_further_images_of_known_classes_are_added_once_per_pass() -> None:
     method = make_trained()
     assert method.ridge is not None
     before, counts = method.ridge.ridge.sums.clone(), method.statistics.count.clone()
     more, labels = make_batch([1, 1, 5], seed=9)
-    views = [features for view in (more, more.flip(-1)) for features in method.extract_both_passes(view)]
-    hidden = sum(method.ridge.project(features) for features in views)
+    views, after_first_pass = [more, more.flip(-1)], copy.deepcopy(method)
+    assert after_first_pass.ridge is not None
+    first = [method.extract_first_features(method.vit.stem(view)) for view in views]
+    after_first_pass.ridge.partial_fit([(features, labels) for features in first], torch.Generator().manual_seed(0))
+    second = [extract_both_passes(after_first_pass, view)[1] for view in views]
+    hidden = sum(method.ridge.project(features) for features in [*first, *second])
     method.consolidate([(more, labels)], torch.Generator().manual_seed(0))
     expected = torch.zeros_like(before).index_add_(0, labels, hidden)
     torch.testing.assert_close(method.ridge.ridge.sums - before, expected, rtol=1e-3, atol=1e-2)
@@ -131,6 +150,6 @@ def test_auto_stops_at_a_confident_or_repeated_prediction() -> None:
 def test_both_passes_equal_those_of_a_prediction() -> None:
     method, (images, _) = make_trained(cycles=2), make_batch([0, 3, 5], seed=7)
     assert method.ridge is not None
-    first, second = method.extract_both_passes(images)
+    first, second = extract_both_passes(method, images)
     torch.testing.assert_close(method.classify(first), method.compute_first_logits(method.vit.stem(images)))
     torch.testing.assert_close(method.classify(second), method.predict(images).logits)

@@ -419,10 +419,15 @@ class CAPrompt(Method):
 
     # -- training ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def trains_mixture(self) -> bool:
+        """Whether the newest task is trained with the mixture of all tasks' prompts, and not with its own alone."""
+        return len(self.task_sizes) > 1 and self.options.aggregation and self.options.training_prompt != "own"
+
     def loss(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return cross entropy (Eq. 3), and for the mixture alpha x concave loss (Eq. 7) and beta x linear loss (Eq. 8)."""
         options, stem = self.options, self.vit.stem(images)
-        if len(self.task_sizes) == 1 or not options.aggregation or options.training_prompt == "own":
+        if not self.trains_mixture:
             features = self.extract_features(stem, self.expand_prompt(self.prompt, stem))
             return {"ce": self.masked_cross_entropy(self.head(features), labels)}
 
@@ -475,18 +480,15 @@ class CAPrompt(Method):
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
         """Select the blocks to read, start the cosine head at class means, and fit the regression to the first pass.
 
-        The mixture needs that regression in training. For the first task, whose prompt is not
-        trained yet, it is fitted in `consolidate`.
+        The last only where training needs it, for the weights of the mixture; otherwise `consolidate` does it.
         """
         if self.options.readout_blocks == "auto" and self.ridge is not None and len(self.task_sizes) == 1:
             self.select_blocks(batches, generator)
         if self.options.training_head == "cosine":
             self.start_at_means(batches)
-        if self.ridge is not None and len(self.task_sizes) > 1:
-            with torch.no_grad():
-                views = ((view, labels) for images, labels in batches for view in self.make_views(images))
-                pairs = ((self.extract_first_features(self.vit.stem(images)), labels) for images, labels in views)
-                self.ridge.partial_fit(pairs, generator, get_communicator())
+        if self.ridge is not None and self.trains_mixture:
+            pairs = [pair for view in self.extract_first_views(batches) for pair in view]
+            self.ridge.partial_fit(pairs, generator, get_communicator())
 
     @torch.no_grad()
     def select_blocks(self, batches: Batches, generator: torch.Generator) -> None:
@@ -536,30 +538,39 @@ class CAPrompt(Method):
             if is_known.any():
                 alignment.align_head(self.head, self.statistics, self.options, int(is_known.sum()), generator)
             return
-        # `prepare` has already added the first pass over new classes, except for the first task.
-        needs_first_pass = is_known if len(self.task_sizes) > 1 else torch.ones_like(is_known)
-        views, communicator = self.extract_views(batches), get_communicator()
-        plain_second = views[0][1]
+        # `prepare` has added the first pass over new classes where training needed it.
+        needs_first_pass = is_known if self.trains_mixture else torch.ones_like(is_known)
+        first, communicator = self.extract_first_views(batches), get_communicator()
+        missing = ((features, labels, needs_first_pass[labels]) for view in first for features, labels in view)
+        self.ridge.partial_fit(((features[new], labels[new]) for features, labels, new in missing), generator, communicator)
+        second = self.extract_second_views(batches, first)
         self.statistics.observe_means(
-            [(features[:, -self.vit.config.width :], labels) for features, labels in plain_second], communicator
+            [(features[:, -self.vit.config.width :], labels) for features, labels in second[0]], communicator
         )
-        first = ((features, labels, needs_first_pass[labels]) for view in views for features, labels in view[0])
-        self.ridge.partial_fit(((features[new], labels[new]) for features, labels, new in first), generator, communicator)
-        factor = self.ridge.partial_fit([pair for view in views for pair in view[1]], generator, communicator)
+        factor = self.ridge.partial_fit([pair for view in second for pair in view], generator, communicator)
         if factor is not None and self.options.ridge_strength != "held-out":
-            shared = SharedRows([len(labels) for _, labels in plain_second], communicator)
-            rows = [self.ridge.join(part)[0] for view in views for part in view]
-            labels = self.ridge.join(plain_second)[1]
+            shared = SharedRows([len(labels) for _, labels in second[0]], communicator)
+            rows = [self.ridge.join(part)[0] for view in zip(first, second, strict=True) for part in view]
+            labels = self.ridge.join(second[0])[1]
             trained_first = len(self.task_sizes) == 1 and not bool(is_known.any())
             self.honest_scores = self.score_honestly(factor, rows, labels, trained_first, batches, shared, generator)
 
-    def extract_views(self, batches: Batches) -> list[tuple[LabeledFeatures, LabeledFeatures]]:
-        """Run both passes over all images, as they are and mirrored: for each view, the features of the first and second pass."""
-        views: list[tuple[LabeledFeatures, LabeledFeatures]] = [([], []) for _ in range(self.num_views)]
+    @torch.no_grad()
+    def extract_first_views(self, batches: Batches) -> list[LabeledFeatures]:
+        """Run the first pass over all images, as they are and mirrored: for each view, features and labels by batch."""
+        views: list[LabeledFeatures] = [[] for _ in range(self.num_views)]
         for images, labels in batches:
             for view, own in zip(self.make_views(images), views, strict=True):
-                for features, part in zip(self.extract_both_passes(view), own, strict=True):
-                    part.append((features, labels))
+                own.append((self.extract_first_features(self.vit.stem(view)), labels))
+        return views
+
+    @torch.no_grad()
+    def extract_second_views(self, batches: Batches, first: Sequence[LabeledFeatures]) -> list[LabeledFeatures]:
+        """Run the second pass over the same batches, given the features of the first."""
+        views: list[LabeledFeatures] = [[] for _ in first]
+        for number, (images, labels) in enumerate(batches):
+            for view, before, own in zip(self.make_views(images), first, views, strict=True):
+                own.append((self.extract_second_features(self.vit.stem(view), before[number][0]), labels))
         return views
 
     @torch.no_grad()
@@ -661,12 +672,10 @@ class CAPrompt(Method):
         return self.extract_features(self.vit.stem(images), self.aggregate_prompts(weights))
 
     @torch.no_grad()
-    def extract_both_passes(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the features of the first and of the second pass: (B, K D) each."""
-        stem = self.vit.stem(images)
-        first = self.extract_first_features(stem)
+    def extract_second_features(self, stem: Stem, first: Tensor) -> Tensor:
+        """Run the second pass with the task weights that follow from the first: (B, K D) -> (B, K D)."""
         weights = self.select_weights(self.compute_task_weights(self.classify(first)))
-        return first, replace_last_block(first, self.extract_features(stem, self.aggregate_prompts(weights)))
+        return replace_last_block(first, self.extract_features(stem, self.aggregate_prompts(weights)))
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 
