@@ -9,20 +9,27 @@ import sys
 
 __all__ = ["main"]
 
+REPORTING_LEAKS = ("onnx", "triton")  # modules built with nanobind, which prints the objects of its own that nobody frees
+
 
 def main() -> None:
     """Run the command line."""
     # Threads of PyTorch that wait for each other sleep instead of spinning: on a busy machine, those that spin take the cores from
     # those they wait for. It has to be set before PyTorch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # At its end, Python looks for garbage among all objects of PyTorch, several times; what is frozen it leaves out.
-    atexit.register(gc.freeze)
+    atexit.register(_freeze_objects)
     try:
         from caprompt.cli.app import main as command_line
 
         command_line()
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _freeze_objects() -> None:
+    """Make the end fast: Python looks for garbage among all objects of PyTorch then, several times, but not among frozen ones."""
+    if not any(name in sys.modules for name in REPORTING_LEAKS):
+        gc.freeze()
 
 
 if __name__ == "__main__":
