@@ -19,16 +19,15 @@ from pathlib import Path
 
 import numpy as np
 from _common import SPEED, print_table, save
+from PIL import Image
 
 from caprompt import ContinualClassifier
 
-PACKAGE = (sys.executable, "-m", "caprompt")
+COMMAND_LINE = (sys.executable, "-m", "caprompt")
 
 
 def make_model(folder: Path) -> None:
     """Save a model of three classes with the embedded backbone, and an image as a file."""
-    from PIL import Image
-
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (30, 64, 64, 3), dtype=np.uint8)
     model = ContinualClassifier(epochs=1, device="cpu")
@@ -55,8 +54,8 @@ def main() -> None:
         commands = {
             "python -c 'import torch'": (sys.executable, "-c", "import torch"),
             "python -c 'import torch, gc; gc.freeze()'": (sys.executable, "-c", "import torch, gc; gc.freeze()"),
-            "caprompt --version": (*PACKAGE, "--version"),
-            "caprompt predict MODEL IMAGE": (*PACKAGE, "predict", str(folder / "model"), str(folder / "photo.jpg")),
+            "caprompt --version": (*COMMAND_LINE, "--version"),
+            "caprompt predict MODEL IMAGE": (*COMMAND_LINE, "predict", str(folder / "model"), str(folder / "photo.jpg")),
         }
         rows = [{"command": command, "seconds": time_process(words)} for command, words in commands.items()]
     result = {"cores": os.cpu_count(), "rounds": args.rounds, "rows": rows}
