@@ -178,8 +178,8 @@ def measure_bare_prediction(model: ContinualClassifier, sizes: Sizes) -> list[Ro
     return rows
 
 
-def measure_learning(model: ContinualClassifier, files: Path, sizes: Sizes) -> list[Row]:
-    """Measure a call of `learn` for a further task, its epochs after the first, and the bare step."""
+def measure_learning(model: ContinualClassifier, files: Path, more_files: Path, sizes: Sizes) -> list[Row]:
+    """Measure a call of `learn` for a further task, its parts, the bare step, and a call with as many epochs as the default has."""
     times: dict[str, float] = {}  # when the first event of a kind came
 
     def record(event: object) -> None:
@@ -188,22 +188,38 @@ def measure_learning(model: ContinualClassifier, files: Path, sizes: Sizes) -> l
     start = time.perf_counter()
     model.learn(files, callbacks=record)
     seconds = time.perf_counter() - start
-    epochs = [record for record in model.history if record["call"] == model.num_calls - 1]
-    trained = sum(record["images"] for record in epochs)
+    epochs = list_epochs(model)
     later = epochs[1:] or epochs
+    rows = [
+        Row(f"learn, {sizes.epochs} epochs, whole call", count_trained(epochs), None, seconds),
+        Row("learn, until images are read and checked", sizes.lesson, None, times["LearnStarted"]),
+        Row("learn, from there to the end of the first epoch", sizes.lesson, None, times["EpochEnded"] - times["LearnStarted"]),
+        Row("learn, statistics and regression after the epochs", sizes.lesson, None, seconds - times["Consolidating"]),
+        Row("learn, epochs after the first", count_trained(later), None, sum(e["seconds"] for e in later)),
+    ]
     method, size = model.method, model.method.effort.batch_size
     assert isinstance(method, CAPrompt)
     images, labels = make_batch(method, size)
     step = capture(TrainingStep(method, build_optimizer(method)), model.device)
     bare = median_seconds(lambda: step(images, labels), 4 * sizes.repeats, warm_up=sizes.repeats)
-    return [
-        Row(f"learn, {sizes.epochs} epochs, whole call", trained, None, seconds),
-        Row("learn, until images are read and checked", sizes.lesson, None, times["LearnStarted"]),
-        Row("learn, from there to the end of the first epoch", sizes.lesson, None, times["EpochEnded"] - times["LearnStarted"]),
-        Row("learn, statistics and regression after the epochs", sizes.lesson, None, seconds - times["Consolidating"]),
-        Row("learn, epochs after the first", sum(e["images"] for e in later), None, sum(e["seconds"] for e in later)),
-        Row(f"bare training step, batch of {size}", size, None, bare),
-    ]
+    rows.append(Row(f"bare training step, batch of {size}", size, None, bare))
+    if not args.small:
+        model.method.options = model.method.options.model_copy(update={"epochs": "auto"})
+        start = time.perf_counter()
+        model.learn(more_files)
+        seconds, epochs = time.perf_counter() - start, list_epochs(model)
+        rows.append(Row(f"learn, the default's {len(epochs)} epochs, whole call", count_trained(epochs), None, seconds))
+    return rows
+
+
+def list_epochs(model: ContinualClassifier) -> list[dict[str, Any]]:
+    """Return the records of the last lesson's epochs."""
+    return [record for record in model.history if record["call"] == model.num_calls - 1]
+
+
+def count_trained(epochs: Sequence[dict[str, Any]]) -> int:
+    """Return how many images were trained on, each as often as it was."""
+    return sum(record["images"] for record in epochs)
 
 
 def measure_decoding(files: Path, shrink_to: int, sizes: Sizes) -> list[Row]:
@@ -248,11 +264,16 @@ def measure(folder: Path) -> list[Row]:
     photos = encode_photos(sizes.photos)
     known = [name for task in range(sizes.tasks) for name in name_classes(task)]
     files = write_files(folder / "test", photos, known, sizes.images, start=0)
-    lesson = write_files(folder / "lesson", photos, name_classes(sizes.tasks), sizes.lesson, start=10**6)
+    lessons = [
+        write_files(
+            folder / f"lesson{number}", photos, name_classes(sizes.tasks + number), sizes.lesson, start=10**6 + 10**5 * number
+        )
+        for number in range(2)
+    ]
     model = build_model(backbone, sizes)
     teach(model, sizes)
     rows = measure_prediction(model, files, sizes) + measure_bare_prediction(model, sizes)
-    rows += measure_learning(model, lesson, sizes)
+    rows += measure_learning(model, lessons[0], lessons[1], sizes)
     rows += measure_decoding(files, DECODE_FACTOR * model.backbone.config.image_size, sizes)
     if args.long:
         rows.append(measure_long(build_model(backbone, sizes), photos, folder / "long"))

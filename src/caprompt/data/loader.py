@@ -31,6 +31,7 @@ from caprompt.data.transforms import EvalTransform, Transform, View, render
 from caprompt.errors import DataError
 from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import allocate_upload, to_device
+from caprompt.utils.side_stream import compute_ahead
 
 __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
@@ -131,7 +132,7 @@ def iter_cached_batches(
     seed: Sequence[int],
     communicator: Communicator = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same, shuffled by `seed` and transformed on the cache's device.
+    """Yield the same, shuffled by `seed` and transformed on the cache's device, some batches ahead of those that are in use.
 
     A thread computes the views ahead.
     """
@@ -144,11 +145,15 @@ def iter_cached_batches(
     together = max(1, RENDER_CHUNK // len(batches[0])) if batches else 1
     parts = [batches[start : start + together] for start in range(0, len(batches), together)]
     chunks = [np.concatenate(part) for part in parts]
-    with closing(prefetch_map(prepare, chunks, workers=1, ahead=1)) as prepared:
-        for part, indices, views in zip(parts, chunks, prepared, strict=True):
-            groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
-            images = torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
-            labels = to_device(_select_targets(targets, indices), cache.device)
+    with closing(prefetch_map(prepare, chunks, workers=1, ahead=2)) as prepared:
+
+        def render_parts() -> Iterator[tuple[Tensor, Tensor]]:
+            for indices, views in zip(chunks, prepared, strict=True):
+                groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
+                images = torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
+                yield images, to_device(_select_targets(targets, indices), cache.device)
+
+        for part, (images, labels) in zip(parts, compute_ahead(render_parts(), cache.device), strict=True):
             sizes = [len(batch) for batch in part]
             yield from zip(images.split(sizes), labels.split(sizes), strict=True)
 

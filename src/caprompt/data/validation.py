@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 NUM_TIMED = 6  # calls that are timed to decide whether to use threads
 MIN_THREADED_SECONDS = 1e-4  # per call; shorter ones mostly wait for each other, since only one thread at a time runs Python
+PART_BYTES = 64  # of a file's content that tell most files of the same size apart
 CALLS_TOGETHER = 4  # that are handed to a thread at once, which takes a while
 
 
@@ -121,26 +122,39 @@ def explain_unreadable(samples: Samples) -> Iterator[None]:
 
 def check_label_conflicts(samples: Samples) -> None:
     """Raise `DataError` for an image that is in two classes, since no classifier can learn that."""
-    same_size: dict[Hashable, list[int]] = defaultdict(list)
-    for index, image in enumerate(samples.images):
-        same_size[_get_size(image)].append(index)
-    # Contents are hashed only where needed.
-    groups = [indices for indices in same_size.values() if len({samples.labels[index] for index in indices}) > 1]
-    order = [(number, index) for number, indices in enumerate(groups) for index in indices]
-    first: dict[tuple[int, bytes], int] = {}  # by group and content
-    with closing(map_in_threads(lambda position: _try_to_hash(samples.images[order[position][1]]), len(order))) as hashes:
-        for (number, index), digest in zip(order, hashes, strict=True):
-            other = index if digest is None else first.setdefault((number, digest), index)
-            if samples.labels[other] != samples.labels[index]:
-                one, two = _describe(samples, other), _describe(samples, index)
-                raise DataError(f"{one} and {two} are the same image; keep it in one class")
+    groups = _split_groups(samples, [list(range(len(samples)))], map(_get_size, samples.images))
+    # Contents are read only where needed, and whole files only where parts of them are the same.
+    for read in (_read_part, hash_image):
+        with closing(_read_keys(read, [samples.images[index] for group in groups for index in group])) as keys:
+            groups = _split_groups(samples, groups, keys)
+    for group in groups:
+        other = next(index for index in group if samples.labels[index] != samples.labels[group[0]])
+        raise DataError(f"{_describe(samples, group[0])} and {_describe(samples, other)} are the same image; keep it in one class")
 
 
-def _try_to_hash(image: ImageInput) -> bytes | None:
-    try:
-        return hash_image(image)
-    except DataError:  # `validate_images` reports or skips unreadable images
-        return None
+def _split_groups(samples: Samples, groups: Sequence[Sequence[int]], keys: Iterable[Hashable]) -> list[list[int]]:
+    """Split groups of images by a key of each, which equal images share; return the parts with more than one label.
+
+    Images whose key is None are left out.
+    """
+    parts: dict[Hashable, list[int]] = defaultdict(list)
+    members = ((number, index) for number, group in enumerate(groups) for index in group)
+    for (number, index), key in zip(members, keys, strict=True):
+        if key is not None:
+            parts[number, key].append(index)
+    return [part for part in parts.values() if len({samples.labels[index] for index in part}) > 1]
+
+
+def _read_keys(read: Callable[[ImageInput], bytes], images: Sequence[ImageInput]) -> Generator[bytes | None, None, None]:
+    """Yield what is read of each image, or None for an unreadable one, which `validate_images` reports or skips."""
+
+    def try_to_read(index: int) -> bytes | None:
+        try:
+            return read(images[index])
+        except (DataError, OSError, ValueError):
+            return None
+
+    return map_in_threads(try_to_read, len(images))
 
 
 def _get_size(image: ImageInput) -> Hashable:
@@ -153,6 +167,17 @@ def _get_size(image: ImageInput) -> Hashable:
         except (OSError, ValueError):  # ValueError: a NUL character in the path
             return None
     return image.size
+
+
+def _read_part(image: ImageInput) -> bytes:
+    """Return a few bytes of an image's content, from its middle."""
+    if isinstance(image, np.ndarray):
+        return bytes(image[image.shape[0] // 2].tobytes())
+    if isinstance(image, Path) and image.is_file():
+        with image.open("rb", buffering=0) as file:
+            file.seek(image.stat().st_size // 2)
+            return file.read(PART_BYTES)
+    return b""
 
 
 def _describe(samples: Samples, index: int) -> str:

@@ -96,7 +96,7 @@ class Predictor:
         self.size = size
         if self.device.type != "cpu" and not is_released(method.options):
             self.size = round_up_batch_size(size) if can_batch(method) else 1
-        self.captured = capture(partial(_predict_tensors, method), self.device, warmup_calls=1)
+        self.captured = capture(partial(_predict_tensors, method), self.device)
 
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""

@@ -22,23 +22,20 @@ __all__ = ["CapturedFunction", "capture"]
 
 Result = TypeVar("Result")
 
-# Eager calls before the capture: they allocate what outlives a call (such as optimizer moments) and
-# let libraries select kernels.
-WARMUP_CALLS = 3
-
 
 class CapturedFunction(Generic[Result]):
-    """A function of tensors that is replayed as a CUDA graph after a few warm-up calls.
+    """A function of tensors that is replayed as a CUDA graph after one warm-up call.
+
+    That call allocates what outlives it (such as optimizer moments) and lets libraries select kernels.
 
     Only inputs of the shapes of the first call are replayed; other shapes are computed eagerly. The
     returned tensors are overwritten by the next call. The function must not synchronize with the
     GPU and must update its state in place.
     """
 
-    def __init__(self, function: Callable[..., Result], warmup_calls: int = WARMUP_CALLS) -> None:
+    def __init__(self, function: Callable[..., Result]) -> None:
         self.function = function
-        self.warmup_calls = warmup_calls
-        self.calls = 0
+        self.is_warm = False
         self.shapes: list[torch.Size] = []
         self.inputs: tuple[Tensor, ...] = ()
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -53,8 +50,8 @@ class CapturedFunction(Generic[Result]):
 
     def _warm_up_or_replay(self, *inputs: Tensor) -> Result:
         if self.graph is None:
-            self.calls += 1
-            if self.calls <= self.warmup_calls:
+            if not self.is_warm:
+                self.is_warm = True
                 return self._call_on_capture_stream(*inputs)
             self.graph = self._capture(*inputs)
         for static, tensor in zip(self.inputs, inputs, strict=True):
@@ -63,7 +60,7 @@ class CapturedFunction(Generic[Result]):
         return self.result
 
     def _call_on_capture_stream(self, *inputs: Tensor) -> Result:
-        """Call the function eagerly on a side stream, as capture requires of the warm-up calls."""
+        """Call the function eagerly on a side stream, as capture requires of the warm-up call."""
         stream = _capture_stream(inputs[0].device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -108,6 +105,6 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def capture(function: Callable[..., Result], device: torch.device, warmup_calls: int = WARMUP_CALLS) -> Callable[..., Result]:
-    """Return the function, captured as a CUDA graph after some calls if the device is a GPU."""
-    return CapturedFunction(function, warmup_calls) if device.type == "cuda" else function
+def capture(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
+    """Return the function, captured as a CUDA graph after its first call if the device is a GPU."""
+    return CapturedFunction(function) if device.type == "cuda" else function
