@@ -7,11 +7,13 @@ by one, each image once, no task identity, one image one prediction. After half 
 still to come are unknown; after the last, all test images are of learned classes. Nothing is fitted to test images.
 
 Expected calibration error: 15 bins of equal width of the highest probability, as fitted by the lessons and without a fit. Sets:
-the fewest classes whose probabilities add up to 90 %. Unknown classes: area under the ROC curve of several scores, and the share of
-test images of learned classes that are marked as unknown where 5 % are asked for. Writes results/accuracy/calibration.json.
+the most likely classes, as many as `predict` returns for a coverage of 90 %. Unknown classes: area under the ROC curve of several
+scores, and the share of test images of learned classes that are marked as unknown where 5 % are asked for. Writes
+results/accuracy/calibration.json.
 
 With `--scores FOLDER`, what is measured of a model is written there: the scores of its lessons, to which the calibration is fitted,
-and its logits of test images. A run whose file is there is not repeated, so that another fit can be tried without a network.
+and its logits of test images. With `--validation 0.1`, a tenth of the training images takes the place of the test images, for
+choices. A run whose file is there is not repeated, so that another fit can be tried without a network.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from torch import Tensor
 from caprompt import ContinualClassifier
 from caprompt.calibration import Calibration, Evidence, fit_calibration, make_evidence
 from caprompt.data import Samples, load_dataset
-from caprompt.data.tasks import order_classes, split_tasks
+from caprompt.data.tasks import hold_out, order_classes, split_tasks
 from caprompt.methods.base import HonestScores
 from caprompt.metrics import compute_auroc, compute_calibration_error, compute_reliability, mean_std
 from caprompt.outputs import count_plausible
 
 COVERAGE, FALSE_ALARMS = 0.9, 0.05
+DRAWS = 20  # of outcomes, for the calibration error that a perfectly calibrated model has by chance
 KNOWN_SCORES: dict[str, Callable[[Tensor], Tensor]] = {  # of log-probabilities or logits (N, C); higher for known images
     "highest probability": lambda logits: logits.softmax(dim=1).amax(dim=1),
     "highest logit": lambda logits: logits.amax(dim=1),
@@ -58,28 +61,30 @@ class RecordingClassifier(ContinualClassifier):
         if scores is not None:
             prefix = f"lesson{self.num_calls}"
             self.recorded[f"{prefix}.logits"] = self.table.merge_logits(scores.logits).float().cpu()
-            self.recorded[f"{prefix}.optimistic"] = self.table.merge_logits(scores.optimistic).float().cpu()
             self.recorded[f"{prefix}.labels"] = torch.tensor(self.table.name_of_output)[scores.labels.cpu()]
         super()._calibrate_by(scores)
 
 
-def collect(data: str, backbone: str, method: str, order: int, per_class: int | None, options: dict[str, Any]) -> Scores:
+def collect(
+    data: str, backbone: str, method: str, order: int, per_class: int | None, validation: float, options: dict[str, Any]
+) -> Scores:
     """Learn the tasks of one class order; return scores of its lessons, and logits of test images at half time and at the end."""
     name, _, num_tasks = data.partition("=")
     dataset = load_dataset(name)
-    train = dataset.train.select_per_class(per_class) if per_class else dataset.train
+    train, test = hold_out(dataset.train, validation, order) if validation else (dataset.train, dataset.test)
+    train = train.select_per_class(per_class) if per_class else train
     tasks = split_tasks(order_classes(train.classes, "shuffled", order), int(num_tasks))
     model = RecordingClassifier(method, backbone, seed=order, **options)
     scores: Scores = {}
     for number, names in enumerate(tasks, start=1):
         model.learn(train.select_classes(names), again=True)
         if number == (len(tasks) + 1) // 2:
-            unknown = set(dataset.test.classes) - set(model.classes)
-            scores["half.known"] = compute_logits(model, dataset.test.select_classes(model.classes))
-            scores["half.unknown"] = compute_logits(model, dataset.test.select_classes(unknown))
+            unknown = set(test.classes) - set(model.classes)
+            scores["half.known"] = compute_logits(model, test.select_classes(model.classes))
+            scores["half.unknown"] = compute_logits(model, test.select_classes(unknown))
             scores["half.lessons"] = torch.tensor(number)
-    scores["end.logits"] = compute_logits(model, dataset.test)
-    scores["end.labels"] = torch.tensor([model.classes.index(label) for label in dataset.test.labels])
+    scores["end.logits"] = compute_logits(model, test)
+    scores["end.labels"] = torch.tensor([model.classes.index(label) for label in test.labels])
     return {**scores, **model.recorded}
 
 
@@ -96,11 +101,15 @@ def compute_logits(model: ContinualClassifier, samples: Samples) -> Tensor:
 
 def fit(scores: Scores, num_lessons: int | None = None) -> Calibration:
     """Return the calibration of a model after some of its lessons, or all."""
-    lessons = sorted(int(name.removeprefix("lesson").partition(".")[0]) for name in scores if name.endswith(".optimistic"))
+    lessons = sorted(
+        int(name.removeprefix("lesson").partition(".")[0])
+        for name in scores
+        if name.startswith("lesson") and name.endswith(".labels")
+    )
     calibration, evidence = Calibration(), list[Evidence]()
     for lesson in lessons[:num_lessons]:
-        logits, optimistic, labels = (scores[f"lesson{lesson}.{part}"] for part in ("logits", "optimistic", "labels"))
-        calibration, evidence = fit_calibration([*evidence, make_evidence(logits, labels, optimistic)])
+        own = make_evidence(scores[f"lesson{lesson}.logits"], scores[f"lesson{lesson}.labels"], evidence)
+        calibration, evidence = fit_calibration([*evidence, own])
     return calibration
 
 
@@ -123,7 +132,7 @@ def measure_known(scores: Scores) -> dict[str, Any]:
     logits, targets, calibration = scores["end.logits"].double(), scores["end.labels"], fit(scores)
     fitted = calibration.apply(logits).exp()
     probabilities, ranked = fitted.sort(dim=1, descending=True)
-    sizes = count_plausible(probabilities, COVERAGE)
+    sizes = count_plausible(probabilities, calibration.get_mass(COVERAGE))
     ranks = (ranked == targets.unsqueeze(1)).double().argmax(dim=1)
     is_correct = (ranks == 0).tolist()
 
@@ -135,22 +144,33 @@ def measure_known(scores: Scores) -> dict[str, Any]:
         "accuracy": round(100 * sum(is_correct) / len(targets), 2),
         "ece_unfitted": compute_error(logits.softmax(dim=1)),
         "ece": compute_error(fitted),
-        "calibration": {name: value for name, value in calibration.as_dict().items() if name != "quantiles"},
+        "ece_by_chance": compute_error_by_chance(fitted.amax(dim=1)),
+        "calibration": {name: value for name, value in calibration.as_dict().items() if name not in ("quantiles", "masses")},
         "coverage": round(100 * float((ranks < sizes).double().mean()), 2),
         "set_size": round(float(sizes.double().mean()), 2),
     }
 
 
+def compute_error_by_chance(sureness: Tensor) -> float:
+    """Return the calibration error of a model that is right exactly as often as it is sure (N,), since images are few."""
+    generator = torch.Generator().manual_seed(0)
+    draws = (torch.rand(sureness.shape, generator=generator, dtype=sureness.dtype) < sureness for _ in range(DRAWS))
+    return round(
+        mean_std([compute_calibration_error(compute_reliability(sureness.tolist(), own.tolist())) for own in draws]).mean, 2
+    )
+
+
 def format_table(runs: list[dict[str, Any]]) -> str:
     """Return a row per data set and method: mean and standard deviation over the orders."""
     lines = [
-        "| data | method | accuracy | ECE | without a fit | sets at 90 % cover | labels a set | AUROC, best score | false alarms |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| data | method | accuracy | ECE | by chance | without a fit | 90 % sets cover | labels | AUROC, best score | alarms |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for data, method in dict.fromkeys((run["data"], run["method"]) for run in runs):
         own = [run for run in runs if (run["data"], run["method"]) == (data, method)]
         columns = [
-            mean_std([run[key] for run in own]).text(1) for key in ("accuracy", "ece", "ece_unfitted", "coverage", "set_size")
+            mean_std([run[key] for run in own]).text(1)
+            for key in ("accuracy", "ece", "ece_by_chance", "ece_unfitted", "coverage", "set_size")
         ]
         means = {name: mean_std([run["unknown"]["aurocs"][name] for run in own]) for name in KNOWN_SCORES}
         best = max(means, key=lambda name: means[name].mean)
@@ -167,6 +187,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["caprompt"])
     parser.add_argument("--orders", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--per-class", type=int, help="training images of each class")
+    parser.add_argument("--validation", type=float, default=0.0, help="share of the training images to measure on, not test images")
     parser.add_argument("--projections", type=int, default=5_000)
     parser.add_argument("--name", default="calibration", help="of the file in results/accuracy")
     parser.add_argument("--scores", type=Path, help="folder for the scores of lessons and test images")
@@ -178,7 +199,7 @@ def main() -> None:
         if file is not None and file.is_file():
             scores = load_file(file)
         else:
-            scores = collect(data, args.backbone, method, order, args.per_class, {"projections": args.projections})
+            scores = collect(data, args.backbone, method, order, args.per_class, args.validation, {"projections": args.projections})
         if file is not None:
             args.scores.mkdir(parents=True, exist_ok=True)
             save_file(scores, file)

@@ -15,6 +15,7 @@ from caprompt.calibration import (
     make_evidence,
 )
 from caprompt.metrics import compute_calibration_error, compute_reliability
+from caprompt.outputs import count_plausible
 
 
 def draw(
@@ -55,7 +56,7 @@ def test_newest_images_count_and_earlier_ones_only_where_they_are_needed() -> No
     assert fitted.factor == pytest.approx(0.3, rel=0.3)
     assert len(needed) == 1
     fitted, needed = fit_calibration([old, few])
-    assert fitted.factor > 1  # 180 images' worth of the old evidence outweigh 20
+    assert fitted.factor > 1  # 980 images' worth of the old evidence outweigh 20
     assert len(needed) == 2
 
 
@@ -71,6 +72,7 @@ def test_round_trip_through_files() -> None:
     again = Calibration.from_dict(fitted.as_dict())
     assert (again.factor, again.background, again.images) == (fitted.factor, fitted.background, fitted.images)
     np.testing.assert_allclose(again.quantiles, fitted.quantiles, atol=1e-6)
+    np.testing.assert_allclose(again.masses, fitted.masses, atol=1e-6)
     loaded = load_evidence(dump_evidence(needed))
     assert fit_calibration(loaded)[0] == fitted
     assert load_evidence({}) == []
@@ -89,13 +91,24 @@ def test_threshold_gives_the_share_of_false_alarms() -> None:
     assert Calibration().get_threshold(0.05) is None
 
 
-def test_quantiles_lie_between_honest_and_optimistic_ones() -> None:
-    logits, labels = draw(500, 0.5, 0.0)
-    honest, both, sharper = (
-        fit_calibration([make_evidence(logits, labels, optimistic)])[0].quantiles[50]
-        for optimistic in (None, 2 * logits, 4 * logits)
-    )
-    assert honest < both < sharper
+@pytest.mark.parametrize("coverage", [0.8, 0.9, 0.97])
+def test_prediction_sets_hold_the_true_class_as_often_as_asked_for(coverage: float) -> None:
+    fitted, _ = fit_calibration([make_evidence(*draw(4000, 0.2, 0.05))])
+    logits, labels = draw(4000, 0.2, 0.05, seed=1)
+    scores, order = fitted.apply(logits).exp().sort(dim=1, descending=True)
+    sizes = count_plausible(scores, fitted.get_mass(coverage))
+    rank = (order == labels.unsqueeze(1)).double().argmax(dim=1)
+    assert float((rank < sizes).double().mean()) == pytest.approx(coverage, abs=0.02)
+    naive = count_plausible(scores, coverage)  # the last class of a set overshoots, so that sets are too large
+    assert sizes.sum() < naive.sum()
+    assert Calibration().get_mass(coverage) == coverage  # of a model that was saved before there was a table
+
+
+def test_tables_are_of_the_probabilities_that_all_calls_are_fitted_to() -> None:
+    old, (logits, labels) = make_evidence(*draw(600, 0.3, 0.0)), draw(300, 0.3, 0.0, seed=1)
+    fitted, _ = fit_calibration([old, make_evidence(logits, labels, [old])])
+    median = fitted.apply(logits).exp().amax(dim=1).median()
+    assert fitted.quantiles[50] == pytest.approx(float(median), abs=0.01)
 
 
 def test_drift_is_noticed_only_where_many_images_score_low() -> None:

@@ -5,11 +5,15 @@
 z(x) are a model's logits for C classes. The temperature factor t corrects how sharp they are. The curvature k makes small logits
 count less: those of a regression are estimates of probabilities, and of a hundred classes nearly all are zero but for noise, which
 a plain softmax adds up. g is linear for large negative z, logarithmic for large z, and t z for k = 0. The background b says how
-often the model is wrong however sure it seems. All of them keep the order of the classes. They minimize the negative log-likelihood
-of images that were scored honestly, that is by a model that did not learn from them (`Evidence`): each call of `learn` adds the
-likelihoods of its own images on a grid of (k, t, b), so that neither images nor features are needed later.
+often the model is wrong however sure it seems. All of them keep the order of the classes. They minimize two negative
+log-likelihoods of images that were scored honestly, that is by a model that did not learn from them (`Evidence`): that of an
+image's class, and that of whether the predicted class is right. Each call of `learn` adds the likelihoods of its own images on a
+grid of (k, t, b), so that neither images nor features are needed later.
 
 Logits grow less sharp as classes are added, so the newest images count: those of earlier calls only where a call had few.
+
+Prediction sets hold the most likely classes up to a certain mass. The last of them overshoots it, so a mass of 0.8 may be enough
+for a coverage of 0.9. Which one, is looked up in a table that each call adds to as well.
 
 Shapes: n images, C classes.
 """
@@ -39,13 +43,15 @@ __all__ = [
     "pool_evidence",
 ]
 
-CURVATURES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # candidates for k
-FACTORS = torch.logspace(-2, 1.5, 71, dtype=torch.float64)  # candidates for t
+CURVATURES = (0.0, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)  # candidates for k
+FACTORS = torch.logspace(-2, 1.5, 120, dtype=torch.float64)  # candidates for t / (1 + k)
 BACKGROUNDS = torch.tensor([0, 0.01, 0.02, 0.05, 0.1, 0.2], dtype=torch.float64)  # candidates for b
-MAX_VALUES = 400_000  # logits that a fit looks at; more would not change it
+MAX_VALUES, MAX_FITTED = 200_000, 20_000  # logits and images that a fit looks at, about; more would not change it
 GRID = (len(CURVATURES), len(FACTORS), len(BACKGROUNDS))
-LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)  # at which quantiles of the highest probability are stored
-ENOUGH = 200  # images; evidence of earlier calls is used up to this number
+LEVELS = torch.linspace(0, 1, 101, dtype=torch.float64)  # at which quantiles and masses are stored
+CHUNK_VALUES = 4_000_000  # that are computed at a time
+ENOUGH = 1000  # images; evidence of earlier calls is used up to this number
+ENOUGH_FOR_QUANTILES = 200  # the same for quantiles, which change more as classes are added
 DRIFT_LEVEL, DRIFT_FACTOR, DRIFT_IMAGES = 0.1, 4, 30  # warn if 40 % of 30 images or more are below the quantile of 10 %
 MIN_IMAGES = 8  # below this, a fit would be noise
 
@@ -55,19 +61,24 @@ class Evidence:
     """How well each (k, t, b) explains the labels of n images that were scored honestly, and how sure the model was of them."""
 
     images: int
-    losses: Tensor  # (7, 71, 6), summed negative log-likelihoods
+    losses: Tensor  # (8, 120, 6), summed negative log-likelihoods
     sureness: Tensor  # (101,), quantiles of the highest calibrated probability
+    masses: Tensor  # (101,), of the classes in a prediction set, for coverages from 0 to 1
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted parameters; `quantiles` are those of the highest probability for images of learned classes."""
+    """Fitted parameters; `quantiles` are those of the highest probability for images of learned classes.
+
+    `masses` are what the probabilities of a prediction set have to add up to for coverages from 0 to 1.
+    """
 
     factor: float = 1.0
     background: float = 0.0
     images: int = 0  # behind the fit; 0 if there was none
     quantiles: tuple[float, ...] = ()
     curvature: float = 0.0
+    masses: tuple[float, ...] = ()
 
     def apply(self, logits: Tensor) -> Tensor:
         """Return calibrated log-probabilities (n, C); without a fit, the logits as they are.
@@ -83,12 +94,13 @@ class Calibration:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON, empty without a fit."""
-        return asdict(replace(self, quantiles=tuple(round(each, 6) for each in self.quantiles))) if self.images else {}
+        quantiles, masses = (tuple(round(each, 6) for each in values) for values in (self.quantiles, self.masses))
+        return asdict(replace(self, quantiles=quantiles, masses=masses)) if self.images else {}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """Return what `as_dict` was called on, up to the rounding of the quantiles."""
-        return cls(**{**values, "quantiles": tuple(values.get("quantiles", ()))})
+        """Return what `as_dict` was called on, up to the rounding of quantiles and masses."""
+        return cls(**{**values, **{name: tuple(values.get(name, ())) for name in ("quantiles", "masses")}})
 
     def describe_drift(self, scores: Sequence[float]) -> str | None:
         """Return a warning if images score so low that they can hardly be like those that were learned, or None.
@@ -112,49 +124,71 @@ class Calibration:
             return None
         return _compute_quantile(self.quantiles, false_alarms)
 
+    def get_mass(self, coverage: float) -> float:
+        """Return what the probabilities of a prediction set must add up to, so that it holds the true class that often."""
+        return _compute_quantile(self.masses, coverage) if self.masses else coverage
 
-def make_evidence(logits: Tensor, labels: Tensor, optimistic: Tensor | None = None) -> Evidence:
+
+def make_evidence(logits: Tensor, labels: Tensor, earlier: Sequence[Evidence] = ()) -> Evidence:
     """Return the evidence of n honestly scored images: logits (n, C) and labels (n,).
 
-    `optimistic` are logits (m, C) of the model as it predicts, but after it trained on these images. Honest logits may be of a
-    weaker form of the model; how sure it is of images of learned classes lies between the two, so quantiles are averaged.
+    `earlier` is the evidence of calls before, which the probabilities behind quantiles and masses are fitted to as well.
     """
-    logits, labels = logits.double().cpu(), labels.cpu()
-    step = max(1, logits.numel() // MAX_VALUES)
-    bent_logits = (bend(logits[::step], curvature) for curvature in CURVATURES)
-    grid = [[_compute_losses(factor * bent, labels[::step]) for factor in FACTORS] for bent in bent_logits]
-    losses = torch.stack([torch.stack(row) for row in grid]) * len(labels) / len(labels[::step])
-    own = _fit(losses, len(labels), ())
-    levels = [
-        torch.quantile(own.apply(each.double().cpu()).exp().amax(dim=1), LEVELS)
-        for each in (logits, optimistic)
-        if each is not None
-    ]
-    return Evidence(len(labels), losses, torch.stack(levels).mean(dim=0))
+    logits, labels = logits.double(), labels.to(logits.device)
+    step = max(1, logits.numel() // MAX_VALUES, len(labels) // MAX_FITTED)
+    grid = [_compute_losses(bend(logits[::step], curvature), (1 + curvature) * FACTORS, labels[::step]) for curvature in CURVATURES]
+    losses = torch.stack(grid).cpu() * len(labels) / len(labels[::step])
+    own = Evidence(len(labels), losses, torch.zeros_like(LEVELS), torch.zeros_like(LEVELS))
+    fitted = _fit(_add_up([*earlier, own]), len(labels))
+    probabilities = fitted.apply(logits).exp()
+    sureness = torch.quantile(probabilities.amax(dim=1).cpu(), LEVELS)
+    return replace(own, sureness=sureness, masses=_compute_masses(probabilities, labels).cpu())
 
 
 def fit_calibration(evidence: Sequence[Evidence]) -> tuple[Calibration, list[Evidence]]:
     """Fit to the evidence of all calls, the newest last. Return the fit and the evidence that a later one may still need."""
-    weights, needed = [], ENOUGH
-    for each in reversed(evidence):
-        weights.append(min(1.0, needed / each.images))
-        needed = max(0, needed - each.images)
-    used = [(each, weight) for each, weight in zip(evidence, reversed(weights), strict=True) if weight > 0]
-    images = sum(each.images for each, _ in used)
+    needed = [each for each, weight in zip(evidence, _weigh(evidence, ENOUGH), strict=True) if weight > 0]
+    images = sum(each.images for each in needed)
     if images < MIN_IMAGES:
-        return Calibration(), [each for each, _ in used]
-    losses = torch.stack([weight * each.losses for each, weight in used]).sum(dim=0)
-    shares = torch.tensor([weight * each.images for each, weight in used], dtype=torch.float64)
-    quantiles = (shares / shares.sum()) @ torch.stack([each.sureness for each, _ in used])
-    return _fit(losses, images, tuple(quantiles.tolist())), [each for each, _ in used]
+        return Calibration(), needed
+    quantiles = _average([each.sureness for each in needed], needed, ENOUGH_FOR_QUANTILES)
+    masses = _average([each.masses for each in needed], needed, ENOUGH)
+    return _fit(_add_up(needed), images, quantiles, masses), needed
+
+
+def _weigh(evidence: Sequence[Evidence], enough: int) -> list[float]:
+    """Return how much the evidence of each call counts: wholly from the newest backwards, until there are enough images.
+
+    >>> calls = [Evidence(images, LEVELS, LEVELS, LEVELS) for images in (300, 80, 150)]
+    >>> _weigh(calls, 200)
+    [0.0, 0.625, 1.0]
+    """
+    weights = []
+    for each in reversed(evidence):
+        weights.append(min(1.0, enough / each.images))
+        enough = max(0, enough - each.images)
+    return weights[::-1]
+
+
+def _average(tables: Sequence[Tensor], evidence: Sequence[Evidence], enough: int) -> tuple[float, ...]:
+    """Return the mean of a table of each call, weighted by the images that count."""
+    weights = [weight * each.images for weight, each in zip(_weigh(evidence, enough), evidence, strict=True)]
+    shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    return tuple((shares @ torch.stack(list(tables))).tolist())
+
+
+def _add_up(evidence: Sequence[Evidence]) -> Tensor:
+    """Return the sum of the losses of the newest images."""
+    return torch.stack([weight * each.losses for each, weight in zip(evidence, _weigh(evidence, ENOUGH), strict=True)]).sum(dim=0)
 
 
 def pool_evidence(evidence: Sequence[Evidence]) -> Evidence:
     """Return evidence of several models as if of one call; their order does not matter."""
     images = sum(each.images for each in evidence)
     losses = torch.stack([each.losses for each in evidence]).sum(dim=0)
-    sureness = torch.stack([each.images / images * each.sureness for each in evidence]).sum(dim=0)
-    return Evidence(images, losses, sureness)
+    shares = torch.tensor([each.images / images for each in evidence], dtype=torch.float64)
+    sureness, masses = (shares @ torch.stack(rows) for rows in ([e.sureness for e in evidence], [e.masses for e in evidence]))
+    return Evidence(images, losses, sureness, masses)
 
 
 def dump_evidence(evidence: Sequence[Evidence]) -> dict[str, Tensor]:
@@ -165,6 +199,7 @@ def dump_evidence(evidence: Sequence[Evidence]) -> dict[str, Tensor]:
         "evidence.images": torch.tensor([each.images for each in evidence]),
         "evidence.losses": torch.stack([each.losses for each in evidence]),
         "evidence.sureness": torch.stack([each.sureness for each in evidence]),
+        "evidence.masses": torch.stack([each.masses for each in evidence]),
     }
 
 
@@ -172,8 +207,8 @@ def load_evidence(tensors: Mapping[str, Tensor]) -> list[Evidence]:
     """Return what `dump_evidence` was given; nothing for an older model, whose evidence is on another grid."""
     if "evidence.images" not in tensors or tensors["evidence.losses"].shape[1:] != GRID:
         return []
-    columns = (tensors[f"evidence.{name}"] for name in ("images", "losses", "sureness"))
-    return [Evidence(int(images), losses, sureness) for images, losses, sureness in zip(*columns, strict=True)]
+    columns = (tensors[f"evidence.{name}"] for name in ("images", "losses", "sureness", "masses"))
+    return [Evidence(int(images), *rows) for images, *rows in zip(*columns, strict=True)]
 
 
 def bend(logits: Tensor, curvature: float) -> Tensor:
@@ -195,13 +230,45 @@ def _compute_quantile(values: tuple[float, ...], level: float) -> float:
     return float(torch.quantile(torch.tensor(values, dtype=torch.float64), level))
 
 
-def _compute_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed negative log-likelihood for every b: (6,)."""
-    true = logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)  # (n,)
-    mixed = (1 - BACKGROUNDS.unsqueeze(1)) * true + BACKGROUNDS.unsqueeze(1) / logits.shape[1]  # (6, n)
-    return -mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().sum(dim=1)
+def _compute_losses(logits: Tensor, factors: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed negative log-likelihoods for every t and b: (n, C) -> (120, 6)."""
+    true = logits.gather(1, labels.unsqueeze(1)).squeeze(1)  # (n,)
+    top, predicted = logits.max(dim=1)
+    is_correct = predicted == labels
+    rows = []
+    for part in factors.to(logits).split(max(1, CHUNK_VALUES // logits.numel())):
+        normalizer = (part[:, None, None] * logits).logsumexp(dim=2)  # (t, n)
+        likelihoods, sureness = ((part[:, None] * each - normalizer).exp() for each in (true, top))
+        for_each_background = []
+        for background in BACKGROUNDS.tolist():
+            of_class, of_top = ((1 - background) * each + background / logits.shape[1] for each in (likelihoods, sureness))
+            of_outcome = torch.where(is_correct, of_top, 1 - of_top)
+            tiny = torch.finfo(of_class.dtype).tiny
+            for_each_background.append(-(of_class.clamp_min(tiny).log() + of_outcome.clamp_min(tiny).log()).sum(dim=1))
+        rows.append(torch.stack(for_each_background, dim=1))
+    return torch.cat(rows)
 
 
-def _fit(losses: Tensor, images: int, quantiles: tuple[float, ...]) -> Calibration:
+def _compute_masses(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return the mass up to which classes must be taken, the most likely first, for coverages from 0 to 1: (n, C) -> (101,).
+
+    There are two estimates: how often the true class is among those that are taken, and how probable that is by the probabilities
+    themselves. The larger mass is returned, so that sets rather hold the true class too often.
+    """
+    ranked, classes = probabilities.sort(dim=1, descending=True)
+    before = ranked.cumsum(dim=1) - ranked  # (n, C): a class is taken if this is below the mass
+    seen = before[classes == labels.unsqueeze(1)].sort().values  # (n,)
+    levels = LEVELS.to(probabilities)
+    by_labels = torch.quantile(seen, levels)
+    order = before.flatten().argsort()
+    covered = ranked.flatten()[order].cumsum(dim=0) / len(labels)  # by all classes that are taken up to a mass
+    place = torch.searchsorted(covered, levels).clamp_max(len(order) - 1)
+    masses = torch.maximum(by_labels, before.flatten()[order][place]).clamp(0, 1)
+    masses[-1] = 1.0
+    return masses
+
+
+def _fit(losses: Tensor, images: int, quantiles: tuple[float, ...] = (), masses: tuple[float, ...] = ()) -> Calibration:
     curvature, factor, background = (int(index) for index in torch.unravel_index(losses.argmin(), losses.shape))
-    return Calibration(float(FACTORS[factor]), float(BACKGROUNDS[background]), images, quantiles, CURVATURES[curvature])
+    k = CURVATURES[curvature]
+    return Calibration((1 + k) * float(FACTORS[factor]), float(BACKGROUNDS[background]), images, quantiles, k, masses)

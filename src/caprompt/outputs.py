@@ -167,18 +167,18 @@ def compute_known_scores(output: MethodOutput) -> Tensor:
 
 
 def make_predictions(
-    output: MethodOutput, classes: Sequence[Label], top: int, coverage: float | None = None, threshold: float | None = None
+    output: MethodOutput, classes: Sequence[Label], top: int, mass: float | None = None, threshold: float | None = None
 ) -> Iterator[Prediction]:
     """Return an iterator over one prediction per image, with its `top` most likely classes.
 
-    With `coverage`, each has the set of the most likely classes whose probabilities add up to that much. An image whose highest
+    With `mass`, each has the set of the most likely classes whose probabilities add up to that much. An image whose highest
     probability is below `threshold` counts as unknown. On a GPU, the scores are copied to the host from now on, and the iterator
     waits for them: what is computed meanwhile does not wait.
     """
     scores, order = compute_probabilities(output).sort(dim=1, descending=True, stable=True)
     columns = [scores[:, :top], order[:, :top], output.task_weights, output.passes]
-    if coverage is not None:
-        columns = [columns[0], order, *columns[2:], count_plausible(scores, coverage)]
+    if mass is not None:
+        columns = [columns[0], order, *columns[2:], count_plausible(scores, mass)]
     return _iter_predictions(_start_copy(columns, scores.is_cuda), classes, threshold)
 
 
@@ -218,13 +218,13 @@ def _start_copy(columns: Sequence[Tensor], is_cuda: bool) -> Callable[[], list[l
     return finish
 
 
-def count_plausible(scores: Tensor, coverage: float) -> Tensor:
-    """Return how many of the most likely classes have probabilities that add up to `coverage`: sorted (N, C) -> (N,).
+def count_plausible(scores: Tensor, mass: float) -> Tensor:
+    """Return how many of the most likely classes have probabilities that add up to `mass`: sorted (N, C) -> (N,).
 
     >>> count_plausible(torch.tensor([[0.95, 0.04, 0.01], [0.6, 0.25, 0.15]]), 0.9)
     tensor([1, 3])
     """
-    return ((scores.cumsum(dim=1) < coverage).sum(dim=1) + 1).clamp_max(scores.shape[1])
+    return ((scores.cumsum(dim=1) < mass).sum(dim=1) + 1).clamp_max(scores.shape[1])
 
 
 def make_evaluation(

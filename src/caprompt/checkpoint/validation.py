@@ -63,6 +63,7 @@ class _Calibration(_Part):
     curvature: float = Field(0.0, ge=0, le=1000)
     images: Count = 0
     quantiles: list[Annotated[float, Field(ge=0, le=1)]] = Field([], max_length=10_000)
+    masses: list[Annotated[float, Field(ge=0, le=1)]] = Field([], max_length=10_000)
 
 
 class _Progress(_Part):

@@ -234,9 +234,8 @@ class ContinualClassifier(PredictingModel):
         """Fit the probabilities to images that were scored as if they had not been learned; not to those of a single class."""
         if scores is None or len(self.classes) < 2:
             return
-        labels = torch.tensor(self.table.name_of_output)[scores.labels.cpu()]
-        logits, optimistic = (self.table.merge_logits(each) for each in (scores.logits, scores.optimistic))
-        self._add_evidence(make_evidence(logits, labels, optimistic))
+        labels = torch.tensor(self.table.name_of_output, device=scores.labels.device)[scores.labels]
+        self._add_evidence(make_evidence(self.table.merge_logits(scores.logits), labels, self.evidence))
         self.method.honest_scores = None
 
     def _add_evidence(self, evidence: Evidence) -> None:

@@ -87,10 +87,11 @@ class PredictingModel(ModelState):
         if coverage is not None and not self.calibration.images:
             raise InputError("this model is not calibrated, so its scores say nothing about coverage; calibrate it first")
         threshold = self.calibration.get_threshold(false_alarms)
+        mass = None if coverage is None else self.calibration.get_mass(coverage)
         predictions: list[Prediction] = []
         previous: Iterator[Prediction] = iter(())
         for output in self._iter_outputs(images, batch_size, options):
-            started = make_predictions(output, self.labels, top, coverage, threshold)
+            started = make_predictions(output, self.labels, top, mass, threshold)
             predictions.extend(previous)  # while a GPU computes this batch
             previous = started
         predictions.extend(previous)

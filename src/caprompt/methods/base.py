@@ -48,8 +48,7 @@ class MethodOutput:
 class HonestScores:
     """Logits of images of the last call by a model that has not learned from them, for calibration."""
 
-    logits: Tensor  # (n, C); possibly of a weaker form of the model
-    optimistic: Tensor  # (m, C), as the model predicts, though it has trained on these images
+    logits: Tensor  # (n, C)
     labels: Tensor  # (n,)
 
 

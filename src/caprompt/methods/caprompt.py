@@ -584,11 +584,11 @@ class CAPrompt(Method):
         shared: SharedRows,
         generator: torch.Generator,
     ) -> HonestScores:
-        """Score some images of the call as if they were left out of the regression; twice each.
+        """Score some images of the call as if they were left out of the regression.
 
-        The prompt of the first pass was not trained on them. The second pass takes its task weights from that score, so that
-        it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first task,
-        the first pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
+        The prompt of the first pass was not trained on them. The second pass takes its task weights from the outputs of that one,
+        so that it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first
+        task, one pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
         `own_rows` are the features of all images of the call in this process, (n, K D) each: of the first and the second pass,
         and those of the mirrored images; `own_labels` are their classes. `trained_first` says that the call trained the prompt
         of the first task.
@@ -596,20 +596,20 @@ class CAPrompt(Method):
         assert self.ridge is not None
         chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
         *rows, labels = shared.gather([*own_rows, own_labels], chosen)
-        logits, optimistic = self.ridge.compute_left_out(factor, rows, labels, rows[:2])
         scale = self.options.ridge_scale
         if trained_first:
             unprompted = [[rows[0][:0]] for _ in range(self.num_views)]
             for images, _ in batches:
                 for view, own in zip(self.make_views(images), unprompted, strict=True):
                     own.append(self.extract_unprompted(self.vit.stem(view)))
-            honest = self.ridge.compute_left_out_alone(shared.gather([torch.cat(own) for own in unprompted], chosen), labels)
-            return HonestScores(scale * honest, scale * optimistic, labels)
+            views = shared.gather([torch.cat(own) for own in unprompted], chosen)
+            return HonestScores(scale * self.ridge.compute_left_out_alone(views, labels), labels)
+        (first,) = self.ridge.compute_left_out(factor, rows, labels, rows[:1])
         weights = rows[0].new_zeros(shared.total, len(self.task_sizes))
-        weights[chosen.to(weights.device)] = self.select_weights(self.compute_task_weights(scale * logits)).to(weights)
+        weights[chosen.to(weights.device)] = self.select_weights(self.compute_task_weights(scale * first)).to(weights)
         (mixed,) = shared.gather([self.extract_mixed(batches, weights[shared.places.to(weights.device)])], chosen)
-        (again,) = self.ridge.compute_left_out(factor, rows, labels, [replace_last_block(rows[0], mixed)])
-        return HonestScores(scale * torch.cat([logits, again]), scale * optimistic, torch.cat([labels, labels]))
+        (second,) = self.ridge.compute_left_out(factor, rows, labels, [replace_last_block(rows[0], mixed)])
+        return HonestScores(scale * second, labels)
 
     def extract_mixed(self, batches: Batches, weights: Tensor) -> Tensor:
         """Compute the features of all images with prompts mixed by the given weights: (n, T) -> (n, D)."""

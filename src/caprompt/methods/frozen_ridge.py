@@ -89,7 +89,7 @@ class FrozenRidge(UntrainedMethod):
         features, labels = shared.gather(self.head.join(pairs), subset)
         (logits,) = self.head.compute_left_out(factor, [features], labels, [features])
         logits = self.options.ridge_scale * logits
-        self.honest_scores = HonestScores(logits, logits, labels)
+        self.honest_scores = HonestScores(logits, labels)
 
     def logits(self, images: Tensor) -> Tensor:
         """Compute scaled regression outputs: (B, C)."""

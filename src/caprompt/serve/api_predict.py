@@ -136,8 +136,9 @@ async def _compute(
 def _list_predictions(loaded: LoadedModel, output: MethodOutput | None, top: int, coverage: float | None) -> list[Prediction]:
     if output is None:
         return []
-    threshold = loaded.classifier.calibration.get_threshold(FALSE_ALARMS)
-    return list(make_predictions(output, loaded.classifier.labels, top, coverage, threshold))
+    calibration = loaded.classifier.calibration
+    mass = None if coverage is None else calibration.get_mass(coverage)
+    return list(make_predictions(output, loaded.classifier.labels, top, mass, calibration.get_threshold(FALSE_ALARMS)))
 
 
 def _describe(prediction: Prediction, coverage: float | None) -> dict[str, Any]:
