@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import statistics
 import tempfile
 import time
@@ -224,7 +225,7 @@ def count_trained(epochs: Sequence[dict[str, Any]]) -> int:
 
 def measure_decoding(files: Path, shrink_to: int, sizes: Sizes) -> list[Row]:
     """Measure how many files threads decode that do nothing else, by both decoders."""
-    paths, threads = sorted(files.rglob("*.jpg")), count_decode_threads()
+    paths, threads = sorted(files.rglob("*.jpg")), len(os.sched_getaffinity(0))
 
     def decode_part(part: Sequence[Path]) -> None:
         for path in part:

@@ -28,6 +28,14 @@ def test_images_are_padded_to_the_largest(images: list[Pixels], max_host_bytes: 
     assert isinstance(cache.host, np.memmap) == (max_host_bytes == 10)
 
 
+def test_resident_images_of_one_shape_are_gathered_whole() -> None:
+    images = list(np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3)).astype(np.uint8))
+    cache = GPUImageCache(images, CPU)
+    cache.resident = torch.from_numpy(cache.host)
+    assert cache.is_uniform
+    np.testing.assert_array_equal(cache.take(np.array([3, 0, 3])), np.stack([images[3], images[0], images[3]]))
+
+
 def test_resident_images_are_gathered_equally(images: list[Pixels]) -> None:
     cache = GPUImageCache(images, CPU)
     cache.resident = torch.from_numpy(cache.host)

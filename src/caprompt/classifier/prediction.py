@@ -207,6 +207,8 @@ class PredictingModel(ModelState):
                 output = self._predict_share(pipeline, samples, size, tasks, give_task, communicator)
             else:
                 output = self._predict_samples(pipeline, samples, size, tasks=tasks, give_task=give_task)
+            if is_single_pass and not samples.published:
+                check_label_conflicts(samples)  # while a GPU computes
             seconds = time.perf_counter() - start_time
         return LabeledOutput(
             samples, torch.tensor(targets), output, protocols.describe_protocol(self.method.options, give_task), seconds
@@ -271,14 +273,12 @@ class PredictingModel(ModelState):
     ) -> tuple[Samples, list[int]]:
         """Return images to test with and the index of each one's class; every class must have been learned.
 
-        Without `decode`, the images are not read yet, except where two classes may have the same one.
+        Without `decode`, the images are not read yet, and not checked.
         """
         self._require_classes()
         samples = read_source(source)
         if decode:
             samples = validate_images(samples, pipeline.cache, skip_bad, communicator=communicator)
-        elif not samples.published:
-            check_label_conflicts(samples)
         for name in samples.classes:
             if name not in self.classes:
                 raise make_unlearned_error(name, self.classes)

@@ -42,6 +42,7 @@ class GPUImageCache:
         self.host = _concatenate(remaining, max_host_bytes)  # empty if all images are on the GPU
         self.shapes = np.array(shapes, dtype=np.int64).reshape(-1, 2)  # (N, 2): heights and widths
         self.starts = np.concatenate([[0], np.cumsum(3 * self.shapes.prod(axis=1))])
+        self.is_uniform = len(shapes) > 0 and bool((self.shapes == self.shapes[0]).all())
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -58,6 +59,9 @@ class GPUImageCache:
         """
         if self.resident is None:
             return stack_padded([self.pixels(int(index)) for index in indices], self.device)
+        if self.is_uniform:
+            stacked = self.resident.view(len(self), *self.shape(0), 3)
+            return stacked[to_device(torch.from_numpy(indices), self.device)]
         shapes = self.shapes[indices]
         table = np.concatenate([self.starts[indices, None], shapes], axis=1)  # (B, 3)
         start, height, width = to_device(torch.from_numpy(table), self.device)[:, :, None, None].unbind(1)

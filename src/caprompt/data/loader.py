@@ -31,7 +31,7 @@ from caprompt.data.transforms import EvalTransform, Transform, View, render
 from caprompt.errors import DataError
 from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import allocate_upload, to_device
-from caprompt.utils.side_stream import compute_ahead
+from caprompt.utils.side_stream import compute_aside
 
 __all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
 
@@ -119,8 +119,9 @@ def iter_streamed_batches(
     ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // size), chunk_bytes, workers)
     labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
-        for own_labels, batch_chunks in zip(labels.split(batch_size), chunks, strict=True):
-            yield _render_chunks(list(islice(prepared, len(batch_chunks))), transform, device), own_labels
+        rendered = (_render_chunks(list(islice(prepared, len(own_chunks))), transform, device) for own_chunks in chunks)
+        labeled = zip(rendered, labels.split(batch_size), strict=True)
+        yield from labeled if len(chunks) == 1 else compute_aside(labeled, device)
 
 
 def iter_cached_batches(
@@ -153,7 +154,7 @@ def iter_cached_batches(
                 images = torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
                 yield images, to_device(_select_targets(targets, indices), cache.device)
 
-        for part, (images, labels) in zip(parts, compute_ahead(render_parts(), cache.device), strict=True):
+        for part, (images, labels) in zip(parts, compute_aside(render_parts(), cache.device, ahead=1), strict=True):
             sizes = [len(batch) for batch in part]
             yield from zip(images.split(sizes), labels.split(sizes), strict=True)
 

@@ -13,7 +13,7 @@ __all__ = ["count_decode_threads", "prefetch_map"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-MAX_DECODE_THREADS = 16  # beyond that, Python's own share of decoding is the limit
+MAX_DECODE_THREADS = 12  # more are slower, since all of them and the one that feeds a GPU take turns at running Python
 
 
 def count_decode_threads() -> int:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from caprompt.data.class_names import check_class_name, natural_key, normalize_class_name
 from caprompt.data.images import ImageInput, hash_image
@@ -15,6 +16,7 @@ from caprompt.errors import DataError
 
 __all__ = ["Samples"]
 
+HASHED_TOGETHER = 8  # images that are handed to a thread at once, which takes a while
 MIN_HASHED_IN_THREADS = 64  # images; starting threads takes as long as hashing a few
 
 
@@ -58,7 +60,9 @@ class Samples:
     def hashes(self) -> tuple[bytes, ...]:
         """Hashes of the images' contents (`images.hash_image`)."""
         workers = count_decode_threads() if len(self) >= MIN_HASHED_IN_THREADS else 0
-        return tuple(prefetch_map(hash_image, self.images, workers, ahead=4 * workers))
+        parts = (self.images[start : start + HASHED_TOGETHER] for start in range(0, len(self), HASHED_TOGETHER))
+        hashes = prefetch_map(lambda part: [hash_image(image) for image in part], parts, workers, ahead=4 * workers)
+        return tuple(chain.from_iterable(hashes))
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each class."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
@@ -144,16 +145,19 @@ def fit(
     if optimizer_tensors:
         load_optimizer_state(optimizer, optimizer_tensors)
     step = make_step(method, optimizer)
+    following = _start(batches(start)) if start < epochs else iter(())
     for epoch in range(start, epochs):
         start_time, done = time.perf_counter(), 0
         sums: dict[str, Tensor] = {}
         set_learning_rates(optimizer, compute_learning_rate_factor(options, epoch, epochs))
-        for images, labels in batches(epoch):
+        for images, labels in following:
             losses = step(images.to(device), labels.to(device))
             count = images.shape[0] if num_images is None else min(method.effort.batch_size, num_images - done)
             done += count
             sums = {name: sums.get(name, 0) + loss * count for name, loss in losses.items()}
             callback(StepEnded(epoch, count, losses))
+        if epoch + 1 < epochs:
+            following = _start(batches(epoch + 1))  # before the next line waits for the GPU
         means = {name: float(total) / done for name, total in sums.items()}
         seconds = time.perf_counter() - start_time
         if not all(math.isfinite(mean) for mean in means.values()):
@@ -164,6 +168,12 @@ def fit(
     for parameter in get_trainable_parameters(method):
         get_communicator().copy_from_first(parameter.data)  # processes on unlike machines may have drifted apart
     optimizer.zero_grad()  # parameters that the task froze should not carry their last gradient along
+
+
+def _start(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return an iterator over batches, the first of which is prepared at once."""
+    iterator = iter(batches)
+    return chain(list(islice(iterator, 1)), iterator)
 
 
 def get_trainable_parameters(method: Method) -> list[nn.Parameter]:

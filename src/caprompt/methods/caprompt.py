@@ -604,11 +604,12 @@ class CAPrompt(Method):
                     own.append(self.extract_unprompted(self.vit.stem(view)))
             views = shared.gather([torch.cat(own) for own in unprompted], chosen)
             return HonestScores(scale * self.ridge.compute_left_out_alone(views, labels), labels)
-        (first,) = self.ridge.compute_left_out(factor, rows, labels, rows[:1])
+        predict_left_out = self.ridge.leave_out(factor, rows, labels)
+        first = predict_left_out(rows[0])
         weights = rows[0].new_zeros(shared.total, len(self.task_sizes))
         weights[chosen.to(weights.device)] = self.select_weights(self.compute_task_weights(scale * first)).to(weights)
         (mixed,) = shared.gather([self.extract_mixed(batches, weights[shared.places.to(weights.device)])], chosen)
-        (second,) = self.ridge.compute_left_out(factor, rows, labels, [replace_last_block(rows[0], mixed)])
+        second = predict_left_out(replace_last_block(rows[0], mixed))
         return HonestScores(scale * second, labels)
 
     def extract_mixed(self, batches: Batches, weights: Tensor) -> Tensor:

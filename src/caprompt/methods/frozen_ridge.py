@@ -87,7 +87,7 @@ class FrozenRidge(UntrainedMethod):
         shared = SharedRows([len(labels) for _, labels in pairs], communicator)
         subset = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
         features, labels = shared.gather(self.head.join(pairs), subset)
-        (logits,) = self.head.compute_left_out(factor, [features], labels, [features])
+        logits = self.head.leave_out(factor, [features], labels)(features)
         logits = self.options.ridge_scale * logits
         self.honest_scores = HonestScores(logits, labels)
 

@@ -209,8 +209,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def compute_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
+    with path.open("rb", buffering=0) as file:
+        size = min(os.fstat(file.fileno()).st_size + 1, 1 << 20)  # a small file is read at once
+        while block := file.read(size):
             digest.update(block)
     return digest.hexdigest()
 

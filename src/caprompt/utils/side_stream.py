@@ -1,20 +1,28 @@
-"""Work that a GPU does ahead of its use, on a stream of its own, beside the work that uses it."""
+"""Work that a GPU does on a stream of its own, beside the work that uses its results."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["compute_ahead"]
+__all__ = ["compute_aside"]
+
+Item = TypeVar("Item", bound=tuple[Tensor, ...])
 
 
-def compute_ahead(items: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the tensors that an iterator computes. On a GPU, the next item is computed while the current one is in use.
+def compute_aside(items: Iterator[Item], device: torch.device, ahead: int = 0) -> Iterator[Item]:
+    """Yield the tensors that an iterator computes, on a GPU on another stream than that of the caller.
 
-    >>> [item[0].item() for item in compute_ahead(iter([(torch.tensor(3),), (torch.tensor(4),)]), torch.device("cpu"))]
+    So an item is computed while the caller's work on the one before goes on, which the GPU does later than it is called. With
+    `ahead`, that many items are computed before they are asked for.
+
+    >>> [item[0].item() for item in compute_aside(iter([(torch.tensor(3),), (torch.tensor(4),)]), torch.device("cpu"))]
     [3, 4]
     """
     if device.type != "cuda":
@@ -22,23 +30,27 @@ def compute_ahead(items: Iterator[tuple[Tensor, ...]], device: torch.device) -> 
         return
     stream = _get_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # which may still write what the items are computed from
-    following = _start_next(items, stream)
-    while following is not None:
-        current, is_computed = following
-        following = _start_next(items, stream)
+    started = _start_all(items, stream)
+    waiting = deque(islice(started, ahead))
+    while True:
+        waiting.extend(islice(started, 1))
+        if not waiting:
+            return
+        item, is_computed = waiting.popleft()
         user = torch.cuda.current_stream(device)
         user.wait_event(is_computed)
-        for tensor in current:
+        for tensor in item:
             tensor.record_stream(user)  # so that its memory is not reused too early
-        yield current
+        yield item
 
 
-def _start_next(
-    items: Iterator[tuple[Tensor, ...]], stream: torch.cuda.Stream
-) -> tuple[tuple[Tensor, ...], torch.cuda.Event] | None:
-    with torch.cuda.stream(stream):
-        item = next(items, None)
-    return None if item is None else (item, stream.record_event())
+def _start_all(items: Iterator[Item], stream: torch.cuda.Stream) -> Iterator[tuple[Item, torch.cuda.Event]]:
+    while True:
+        with torch.cuda.stream(stream):
+            item = next(items, None)
+        if item is None:
+            return
+        yield item, stream.record_event()
 
 
 @cache

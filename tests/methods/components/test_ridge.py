@@ -266,7 +266,7 @@ def test_left_out_outputs_equal_those_of_a_fit_without_the_image(keep_features: 
     everything = torch.ones(12, dtype=torch.bool)
     ridge, factor = fit(everything, 0.1)
     other = torch.randn(12, 8, generator=rng)  # features of the same images that are not part of the regression
-    left_out = ridge.compute_left_out(factor, [first, second], labels, [first, second, other])
+    left_out = list(map(ridge.leave_out(factor, [first, second], labels), [first, second, other]))
     strength = ridge.ridge.strength
     for image in range(12):
         others = everything.clone()
@@ -288,7 +288,7 @@ def test_left_out_outputs_of_a_regression_on_these_images_alone() -> None:
     ridge.grow(3, torch.Generator().manual_seed(1))
     factor = ridge.partial_fit([(features, labels)], rng)
     assert factor is not None
-    (with_factor,) = ridge.compute_left_out(factor, [features], labels, [features])
+    with_factor = ridge.leave_out(factor, [features], labels)(features)
     torch.testing.assert_close(ridge.compute_left_out_alone([features], labels), with_factor, rtol=1e-8, atol=1e-8)
 
 

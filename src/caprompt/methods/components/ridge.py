@@ -25,7 +25,7 @@ Shapes: n images, C classes, D width, M projections.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -338,25 +338,31 @@ class RandomRidge(Head):
         return torch.cat([features, *(each for each, _ in pairs)]), torch.cat([labels, *(each for _, each in pairs)])
 
     @torch.no_grad()
-    def compute_left_out(self, factor: Tensor, rows: Sequence[Tensor], labels: Tensor, queries: Sequence[Tensor]) -> list[Tensor]:
-        """Compute the outputs for query features of n images, each image left out of the regression in turn: (n, C) per query.
+    def leave_out(self, factor: Tensor, rows: Sequence[Tensor], labels: Tensor) -> Callable[[Tensor], Tensor]:
+        """Leave each of n images out of the regression in turn; return the function from their features (n, D) to outputs (n, C).
 
-        `rows` are the features by which each image is part of the regression, `queries` those to predict from, (n, D) each;
-        `factor` is what `partial_fit` returned. With H the r projected rows of an image, K = G + lambda I and A = H K^-1 H^T,
+        `rows` are the features by which each image is part of the regression, (n, D) each; `factor` is what `partial_fit`
+        returned. With H the r projected rows of an image, K = G + lambda I and A = H K^-1 H^T,
 
             W without the image = W - K^-1 H^T (I - A)^-1 (Y - H W)
         """
-        hidden, asked = ([self.project(features).double() for features in parts] for parts in (rows, queries))
-        solved, asked_solved = (
-            [torch.linalg.solve_triangular(factor, part.T, upper=False) for part in parts] for parts in (hidden, asked)
-        )  # (M, n) each
+        hidden = [self.project(features).double() for features in rows]
+        solved = [torch.linalg.solve_triangular(factor, part.T, upper=False) for part in hidden]  # (M, n) each
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
         inner = torch.stack([torch.stack([(one * other).sum(dim=0) for other in solved], dim=1) for one in solved], dim=1)  # A
         system = torch.eye(len(rows), dtype=inner.dtype, device=inner.device) - inner  # (n, r, r)
         changes = torch.linalg.solve(system, residuals)  # (n, r, C)
-        shares = [torch.stack([(query * one).sum(dim=0) for one in solved], dim=1) for query in asked_solved]  # (n, r)
-        return [self.ridge(part) - (share.unsqueeze(1) @ changes).squeeze(1) for part, share in zip(asked, shares, strict=True)]
+
+        @torch.no_grad()
+        def compute(features: Tensor) -> Tensor:
+            projected = self.project(features).double()
+            query = torch.linalg.solve_triangular(factor, projected.T, upper=False)
+            shares = torch.stack([(query * one).sum(dim=0) for one in solved], dim=1)  # (n, r)
+            outputs: Tensor = self.ridge(projected) - (shares.unsqueeze(1) @ changes).squeeze(1)
+            return outputs
+
+        return compute
 
     @torch.no_grad()
     def compute_left_out_alone(self, views: Sequence[Tensor], labels: Tensor) -> Tensor:
