@@ -10,6 +10,7 @@ Shares are of the peak matmul rate measured in the same run; two cycles are two 
 from __future__ import annotations
 
 import argparse
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,11 @@ def main() -> None:
     """Measure, print, write."""
     ceiling = measure_ceilings(torch.device("cuda"))
     print(f"peak rates: {ceiling['matrix_tflops']:.0f} TFLOP/s bf16, {ceiling['copy_tb_per_s']:.2f} TB/s")
-    rows = [measure(name, size, ceiling["matrix_tflops"]) for name in args.variants for size in args.batches]
-    result = {"ceilings": ceiling, "rows": rows}
+    result: dict[str, Any] = {"ceilings": ceiling, "rows": []}
+    for name, size in itertools.product(args.variants, args.batches):
+        result["rows"].append(measure(name, size, ceiling["matrix_tflops"]))
+        save("prediction", result, args.out)
     print_table("prediction", result)
-    save("prediction", result, args.out)
 
 
 if __name__ == "__main__":
