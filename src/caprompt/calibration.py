@@ -89,8 +89,10 @@ class Calibration:
         """
         if not self.images:
             return logits
-        probabilities = (self.factor * bend(logits.double(), self.curvature)).softmax(dim=1)
-        return ((1 - self.background) * probabilities + self.background / logits.shape[1]).log().to(logits.dtype)
+        bent = self.factor * bend(logits.double(), self.curvature)
+        if not self.background:
+            return bent.log_softmax(dim=1).to(logits.dtype)
+        return bent.softmax(dim=1).mul_(1 - self.background).add_(self.background / logits.shape[1]).log_().to(logits.dtype)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON, empty without a fit."""
@@ -219,10 +221,9 @@ def bend(logits: Tensor, curvature: float) -> Tensor:
     """
     if not curvature:
         return logits
-    scaled = curvature * logits
-    # Far below zero, log(1 + exp(x)) is exp(x), which would underflow.
-    bent = torch.where(scaled < -15, scaled, F.softplus(scaled.clamp_min(-15)).log())
-    return 2 * math.log(2) / curvature * (bent - math.log(math.log(2)))
+    # In float64, log(1 + exp(x)) underflows below -700; that of -600 is a probability of zero.
+    bent = F.softplus((curvature * logits).clamp_min_(-600), threshold=40).log_()
+    return bent.sub_(math.log(math.log(2))).mul_(2 * math.log(2) / curvature)
 
 
 @lru_cache(maxsize=64)

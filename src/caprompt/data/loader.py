@@ -68,6 +68,7 @@ def iter_batches(
         pixels = cache.get(samples.images[index])
         return render(pixels, _make_view(transform, pixels.shape, seed, index), transform)
 
+    workers = workers if len(samples) > 1 else 0  # starting threads takes longer than preparing one image
     ahead = _limit_ahead(PREFETCHED_BATCHES * batch_size, 4 * 3 * transform.size**2, workers)
     with closing(prefetch_map(prepare, chain.from_iterable(each.tolist() for each in batches), workers, ahead)) as images:
         for indices in batches:
