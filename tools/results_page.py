@@ -295,7 +295,8 @@ def format_comparison(path: Path) -> str:
                 cell = line["cell"]
                 place = cell["dataset"], cell["backbone"], str(cell["per_class"] or "all"), cell["label"]
                 groups.setdefault(place, []).append(line)
-        rows = [_format_row([*place, *_format_orders(lines)]) for place, lines in groups.items()]
+        ordered = sorted(groups, key=lambda place: (place[0], place[1], int(place[2]) if place[2].isdigit() else 0))
+        rows = [_format_row([*place, *_format_orders(groups[place])]) for place in ordered]
         machines = dict.fromkeys(
             f"- {describe_machine(line['environment'])}, {line['date']}" for own in groups.values() for line in own
         )
