@@ -61,6 +61,8 @@ class RecordingClassifier(ContinualClassifier):
         if scores is not None:
             prefix = f"lesson{self.num_calls}"
             self.recorded[f"{prefix}.logits"] = self.table.merge_logits(scores.logits).float().cpu()
+            if scores.optimistic is not None:
+                self.recorded[f"{prefix}.optimistic"] = self.table.merge_logits(scores.optimistic).float().cpu()
             self.recorded[f"{prefix}.labels"] = torch.tensor(self.table.name_of_output)[scores.labels.cpu()]
         super()._calibrate_by(scores)
 
@@ -108,7 +110,10 @@ def fit(scores: Scores, num_lessons: int | None = None) -> Calibration:
     )
     calibration, evidence = Calibration(), list[Evidence]()
     for lesson in lessons[:num_lessons]:
-        own = make_evidence(scores[f"lesson{lesson}.logits"], scores[f"lesson{lesson}.labels"], evidence)
+        logits, labels, optimistic = (scores.get(f"lesson{lesson}.{part}") for part in ("logits", "labels", "optimistic"))
+        assert logits is not None
+        assert labels is not None
+        own = make_evidence(logits, labels, evidence, optimistic)
         calibration, evidence = fit_calibration([*evidence, own])
     return calibration
 

@@ -111,6 +111,15 @@ def test_tables_are_of_the_probabilities_that_all_calls_are_fitted_to() -> None:
     assert fitted.quantiles[50] == pytest.approx(float(median), abs=0.01)
 
 
+def test_quantiles_lie_between_honest_and_optimistic_ones() -> None:
+    logits, labels = draw(500, 0.5, 0.0)
+    honest, both, sharper = (
+        fit_calibration([make_evidence(logits, labels, optimistic=optimistic)])[0].quantiles[50]
+        for optimistic in (None, 2 * logits, 4 * logits)
+    )
+    assert honest < both < sharper
+
+
 def test_drift_is_noticed_only_where_many_images_score_low() -> None:
     calibration = Calibration(1.0, 0.0, 100, tuple(np.linspace(0.3, 1, 101)))
     usual = np.linspace(0.3, 1, 100).tolist()

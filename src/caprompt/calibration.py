@@ -131,10 +131,12 @@ class Calibration:
         return _compute_quantile(self.masses, coverage) if self.masses else coverage
 
 
-def make_evidence(logits: Tensor, labels: Tensor, earlier: Sequence[Evidence] = ()) -> Evidence:
+def make_evidence(logits: Tensor, labels: Tensor, earlier: Sequence[Evidence] = (), optimistic: Tensor | None = None) -> Evidence:
     """Return the evidence of n honestly scored images: logits (n, C) and labels (n,).
 
-    `earlier` is the evidence of calls before, which the probabilities behind quantiles and masses are fitted to as well.
+    `earlier` is the evidence of calls before, which the probabilities behind quantiles and masses are fitted to as well. Where
+    honest logits are of a weaker form of the model, `optimistic` are those (n, C) of the model as it predicts, but after it trained
+    on these images; how sure it is of images of learned classes lies between the two, so quantiles are averaged.
     """
     logits, labels = logits.double(), labels.to(logits.device)
     step = max(1, logits.numel() // MAX_VALUES, len(labels) // MAX_FITTED)
@@ -144,6 +146,8 @@ def make_evidence(logits: Tensor, labels: Tensor, earlier: Sequence[Evidence] = 
     fitted = _fit(_add_up([*earlier, own]), len(labels))
     probabilities = fitted.apply(logits).exp()
     sureness = torch.quantile(probabilities.amax(dim=1).cpu(), LEVELS)
+    if optimistic is not None:
+        sureness = (sureness + torch.quantile(fitted.apply(optimistic.double()).exp().amax(dim=1).cpu(), LEVELS)) / 2
     return replace(own, sureness=sureness, masses=_compute_masses(probabilities, labels).cpu())
 
 

@@ -235,7 +235,8 @@ class ContinualClassifier(PredictingModel):
         if scores is None or len(self.classes) < 2:
             return
         labels = torch.tensor(self.table.name_of_output, device=scores.labels.device)[scores.labels]
-        self._add_evidence(make_evidence(self.table.merge_logits(scores.logits), labels, self.evidence))
+        optimistic = None if scores.optimistic is None else self.table.merge_logits(scores.optimistic)
+        self._add_evidence(make_evidence(self.table.merge_logits(scores.logits), labels, self.evidence, optimistic))
         self.method.honest_scores = None
 
     def _add_evidence(self, evidence: Evidence) -> None:

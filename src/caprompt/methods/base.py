@@ -48,8 +48,9 @@ class MethodOutput:
 class HonestScores:
     """Logits of images of the last call by a model that has not learned from them, for calibration."""
 
-    logits: Tensor  # (n, C)
+    logits: Tensor  # (n, C); with `optimistic`, of a weaker form of the model
     labels: Tensor  # (n,)
+    optimistic: Tensor | None = None  # (n, C), as the model predicts, though it has trained on these images
 
 
 class Method(nn.Module, ABC):

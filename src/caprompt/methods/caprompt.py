@@ -596,15 +596,15 @@ class CAPrompt(Method):
         assert self.ridge is not None
         chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
         *rows, labels = shared.gather([*own_rows, own_labels], chosen)
-        scale = self.options.ridge_scale
+        scale, predict_left_out = self.options.ridge_scale, self.ridge.leave_out(factor, rows, labels)
         if trained_first:
             unprompted = [[rows[0][:0]] for _ in range(self.num_views)]
             for images, _ in batches:
                 for view, own in zip(self.make_views(images), unprompted, strict=True):
                     own.append(self.extract_unprompted(self.vit.stem(view)))
             views = shared.gather([torch.cat(own) for own in unprompted], chosen)
-            return HonestScores(scale * self.ridge.compute_left_out_alone(views, labels), labels)
-        predict_left_out = self.ridge.leave_out(factor, rows, labels)
+            honest = self.ridge.compute_left_out_alone(views, labels)
+            return HonestScores(scale * honest, labels, scale * predict_left_out(rows[1]))
         first = predict_left_out(rows[0])
         weights = rows[0].new_zeros(shared.total, len(self.task_sizes))
         weights[chosen.to(weights.device)] = self.select_weights(self.compute_task_weights(scale * first)).to(weights)
