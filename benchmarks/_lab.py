@@ -256,9 +256,12 @@ def identify(record: dict[str, Any]) -> str:
 
 
 def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo: Callable[[Cell, dict[str, Any]], None]) -> None:
-    """Make all runs that are not in the log yet, `workers` at a time; append a line for each; stop starting after `seconds`."""
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    known = {identify(json.loads(line)["cell"]) for line in lines}
+    """Make all runs that are not in the log yet, `workers` at a time; append a line for each; stop starting after `seconds`.
+
+    A run that failed is made again.
+    """
+    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    known = {identify(record["cell"]) for record in records if "ACC" in record}
     todo = [cell for cell in cells if identify(describe(cell)) not in known]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": describe_environment(device)}
