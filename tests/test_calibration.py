@@ -105,10 +105,12 @@ def test_prediction_sets_hold_the_true_class_as_often_as_asked_for(coverage: flo
 
 
 def test_tables_are_of_the_probabilities_that_all_calls_are_fitted_to() -> None:
-    old, (logits, labels) = make_evidence(*draw(600, 0.3, 0.0)), draw(300, 0.3, 0.0, seed=1)
+    old, (logits, labels) = make_evidence(*draw(600, 3.0, 0.0)), draw(300, 0.3, 0.0, seed=1)
     fitted, _ = fit_calibration([old, make_evidence(logits, labels, [old])])
-    median = fitted.apply(logits).exp().amax(dim=1).median()
-    assert fitted.quantiles[50] == pytest.approx(float(median), abs=0.01)
+    alone, _ = fit_calibration([make_evidence(logits, labels)])
+    medians = [float(each.apply(logits).exp().amax(dim=1).median()) for each in (fitted, alone)]
+    assert abs(medians[0] - medians[1]) > 0.05  # so that it matters
+    assert fitted.quantiles[50] == pytest.approx(medians[0], abs=0.01)
 
 
 def test_quantiles_lie_between_honest_and_optimistic_ones() -> None:
