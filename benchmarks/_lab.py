@@ -12,7 +12,7 @@ import multiprocessing as mp
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import cache, partial
 from pathlib import Path
@@ -61,6 +61,7 @@ class Cell:
     per_class: int | None = None  # training images of each class, after the validation images were taken
     classes: int | None = None  # only the first classes of the order
     joint: bool = False
+    effort: float = 1.0  # factor on the epochs
     sweep: tuple[dict[str, Any], ...] = ()  # options that concern prediction, each tried on the final model
 
 
@@ -179,6 +180,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         method.begin_task(len(names), make_generator(cell.seed, "call", number, "begin"))
         began = time.perf_counter()
         method.choose_effort(len(own))
+        method.effort = replace(method.effort, epochs=max(1, round(cell.effort * method.effort.epochs)))
         method.prepare(plain, make_generator(cell.seed, "call", number, "prepare"))
         seed = derive_seed(cell.seed, "call", number)
 
@@ -251,8 +253,8 @@ def describe(cell: Cell) -> dict[str, Any]:
 
 
 def identify(record: dict[str, Any]) -> str:
-    """Return a key by which the records of equal cells are equal."""
-    return json.dumps(record, sort_keys=True)
+    """Return a key by which the records of equal cells are equal; older records have no factor on the epochs."""
+    return json.dumps({"effort": 1.0, **record}, sort_keys=True)
 
 
 def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo: Callable[[Cell, dict[str, Any]], None]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from _common import ROOT
 from _lab import Cell, run_all
+from search import Point
 
 from caprompt.methods import get_method
 
@@ -41,7 +42,10 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
         for data, backbone, per_class in ((d, b, n) for d in args.data for b in args.backbones for n in args.per_class or [None]):
             dataset, _, tasks = data.partition("=")
             found = json.loads(args.found.read_text(encoding="utf-8"))[Path(dataset).name] if args.found else {}
-            searched = {f"{method}, searched": (method, "budget", options) for method, options in found.items()}
+            points = {f"{method}, searched": (method, Point(**point)) for method, point in found.items()}
+            searched = {
+                label: (method, "budget", point.make_options(method, backbone)) for label, (method, point) in points.items()
+            }
             for label, (method, preset, options) in {**{label: ROWS[label] for label in args.rows}, **searched}.items():
                 has_projections = "projections" in get_method(method).options_class.model_fields
                 own = {"projections": args.projections} if has_projections else {}
@@ -51,6 +55,7 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
                     "validation": args.validation,
                     "per_class": per_class,
                     "classes": args.classes,
+                    "effort": points[label][1].effort if label in points else 1.0,
                 }
                 joint = label.endswith("jointly")
                 cells.append(Cell(label, method, dataset, backbone, int(tasks), **common, options={**options, **own}, joint=joint))
@@ -69,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", default=["cifar100=10"], metavar="NAME=TASKS")
     parser.add_argument("--backbones", nargs="+", default=["deit_tiny_patch16_224.fb_in1k"])
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS)
     parser.add_argument("--orders", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--per-class", nargs="+", type=int)
     parser.add_argument("--classes", type=int, help="only the first classes of each order")
