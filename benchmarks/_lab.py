@@ -244,7 +244,7 @@ def _work(cells: mp.Queue[Any], results: mp.Queue[Any], until: float) -> None:
             results.put((cell, run(cell)))
         except Exception:  # the other runs go on; the error is shown with its cell
             results.put((cell, {"error": traceback.format_exc()[-1500:]}))
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # other processes need the memory
 
 
 def describe(cell: Cell) -> dict[str, Any]:
