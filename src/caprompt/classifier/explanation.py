@@ -25,7 +25,6 @@ from caprompt.data.class_names import normalize_class_name
 from caprompt.data.image_inputs import convert_image
 from caprompt.data.images import SKIP_HINT, Pixels, decode
 from caprompt.data.labels import Label
-from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform
 from caprompt.engine.inference import choose_batch_size
 from caprompt.engine.inputs import DECODE_FACTOR, InputPipeline
@@ -169,8 +168,7 @@ def _decode_one(model: PredictingModel, image: Any) -> Pixels:
 def _prepare(model: PredictingModel, pixels: Pixels) -> tuple[Pixels, Tensor]:
     """Return what the network sees of an image: in the resolution of the image, and as its input (1, 3, S, S)."""
     pipeline, options = InputPipeline(model.backbone, model.device, cache_bytes=0), model.method.options
-    batches = pipeline.eval_batches(Samples((pixels,), ("unlabeled",)), [0], options, 1)
-    network_input, _ = next(iter(batches))
+    (network_input,) = pipeline.eval_images([pixels], options, 1)
     return crop_to_view(pixels, pipeline.make_eval_transform(options)), network_input
 
 

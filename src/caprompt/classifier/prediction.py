@@ -118,12 +118,11 @@ class PredictingModel(ModelState):
         inputs = read_images(images)
         if not inputs:
             return
-        samples, targets = Samples(inputs, ("unlabeled",) * len(inputs)), [0] * len(inputs)
         pipeline = InputPipeline(self.backbone, self.device, cache_bytes=0)  # each image is read once
         size = choose_batch_size(len(inputs), batch_size, self.device)
         with self.override_options(options), explain_without_skipping():
             predictor = self._predictors.get(self.method, size)
-            for batch, _ in pipeline.eval_batches(samples, targets, self.method.options, size):
+            for batch in pipeline.eval_images(inputs, self.method.options, size):
                 yield self.convert_output(predictor(batch))
 
     def explain(

@@ -8,7 +8,7 @@ seed and the image's index. `seed=None` is equivalent to an empty sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -33,7 +33,7 @@ from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import allocate_upload, to_device
 from caprompt.utils.side_stream import compute_aside
 
-__all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches"]
+__all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches", "iter_streamed_images"]
 
 PREFETCHED_BATCHES = 2
 PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
@@ -86,6 +86,23 @@ def iter_streamed_batches(
     workers: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the same in the order of the samples, transformed on `device`; for a single pass. Every core decodes."""
+    if len(targets) != len(samples):
+        raise ValueError(f"{len(samples)} samples but {len(targets)} targets")
+    labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
+    images = iter_streamed_images(samples.images, transform, cache, batch_size, device=device, workers=workers)
+    yield from zip(images, labels.split(batch_size), strict=True)
+
+
+def iter_streamed_images(
+    images: Sequence[ImageInput],
+    transform: EvalTransform,
+    cache: ImageCache,
+    batch_size: int,
+    *,
+    device: torch.device,
+    workers: int | None = None,
+) -> Iterator[Tensor]:
+    """Yield the images of `iter_streamed_batches` alone."""
     workers = count_decode_threads() if workers is None else workers
     known_views: dict[tuple[int, ...], View] = {}  # by shape: most images have the same
 
@@ -94,35 +111,31 @@ def iter_streamed_batches(
             known_views[shape] = transform.make_view(shape[1], shape[0])
         return known_views[shape]
 
-    def prepare(indices: NDArray[np.int64]) -> _Chunk:
-        images = samples.images[indices[0] : indices[-1] + 1]
-        files = [read_plain_jpeg(image, cache.shrink_to) for image in images] if cache.budget_bytes <= 0 else []
-        stacked = _decode_stacked(files, device)
-        if stacked is not None:
-            return _Chunk(list(stacked.numpy()), [get_view(tuple(stacked.shape[1:]))] * len(images), stacked)
-        pixels, views = [], []
-        for position, image in enumerate(images):
+    def decode_each(part: Sequence[ImageInput], files: Sequence[PlainJPEG | None]) -> Iterator[tuple[Pixels, View]]:
+        for position, image in enumerate(part):
             file = files[position] if files else None
             own = None if file is None else file.decode()
             own = cache.get(image) if own is None else own
-            own, view = crop_to_view(own, get_view(own.shape), transform)
-            pixels.append(own)
-            views.append(view)
-        return _stack_chunk(pixels, views, device)
+            yield crop_to_view(own, get_view(own.shape), transform)
 
-    batches = list(_split_batches(_make_order(samples, targets, None, shuffle=False), batch_size))
-    size = _choose_chunk_size(samples, batch_size, workers)
-    chunks = [list(_split_batches(indices, size)) for indices in batches]  # so that several threads decode one batch
+    def prepare(chunk: slice) -> _Chunk:
+        part = images[chunk]
+        files = [read_plain_jpeg(image, cache.shrink_to) for image in part] if cache.budget_bytes <= 0 else []
+        stacked = _decode_stacked(files, device)
+        if stacked is not None:
+            return _Chunk(list(stacked.numpy()), [get_view(tuple(stacked.shape[1:]))] * len(part), stacked)
+        return _stack_chunk(decode_each(part, files), len(part), device)
+
+    size = _choose_chunk_size(images, batch_size, workers)
+    chunks = [_split_range(batch, size) for batch in _split_range(slice(0, len(images)), batch_size)]  # threads share a batch
     num_chunks = sum(map(len, chunks))
-    is_slow = num_chunks > 1 and any(_takes_time(image, cache.shrink_to) for image in samples.images)
+    is_slow = num_chunks > 1 and any(_takes_time(image, cache.shrink_to) for image in images)
     workers = min(workers, num_chunks) if is_slow else 0
-    chunk_bytes = size * _estimate_decoded_bytes(samples.images, cache.shrink_to) if workers else 1
+    chunk_bytes = size * _estimate_decoded_bytes(images, cache.shrink_to) if workers else 1
     ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // size), chunk_bytes, workers)
-    labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
         rendered = (_render_chunks(list(islice(prepared, len(own_chunks))), transform, device) for own_chunks in chunks)
-        labeled = zip(rendered, labels.split(batch_size), strict=True)
-        yield from labeled if len(chunks) == 1 else compute_aside(labeled, device)
+        yield from rendered if len(chunks) == 1 else (batch for (batch,) in compute_aside(((each,) for each in rendered), device))
 
 
 def iter_cached_batches(
@@ -197,11 +210,11 @@ def _estimate_decoded_bytes(images: Sequence[ImageInput], shrink_to: int | None)
     return largest
 
 
-def _choose_chunk_size(samples: Samples, batch_size: int, workers: int) -> int:
+def _choose_chunk_size(images: Sequence[ImageInput], batch_size: int, workers: int) -> int:
     """Return how many images a thread prepares at a time: few files, so that all threads decode the first batch as well."""
-    if not any(isinstance(image, (Path, EncodedImage)) for image in samples.images):
+    if not any(isinstance(image, (Path, EncodedImage)) for image in images):
         return DECODE_CHUNK
-    return max(1, min(DECODE_CHUNK, min(batch_size, len(samples)) // max(1, workers)))
+    return max(1, min(DECODE_CHUNK, min(batch_size, len(images)) // max(1, workers)))
 
 
 def _decode_stacked(files: Sequence[PlainJPEG | None], device: torch.device) -> Tensor | None:
@@ -219,8 +232,30 @@ def _decode_stacked(files: Sequence[PlainJPEG | None], device: torch.device) -> 
     return stacked if all(is_decoded) else None
 
 
-def _stack_chunk(pixels: list[Pixels], views: list[View], device: torch.device) -> _Chunk:
-    """Stack images in the thread that has decoded them, so that nothing is copied in the one that waits for them."""
+def _stack_chunk(decoded: Iterable[tuple[Pixels, View]], count: int, device: torch.device) -> _Chunk:
+    """Stack `count` images in the thread that decodes them, so that nothing is copied in the one that waits for them.
+
+    Each is copied as soon as it is decoded, while it is in the processor's cache, as long as all have the same size.
+    """
+    pixels: list[Pixels] = []
+    views: list[View] = []
+    stacked: Tensor | None = None
+    for own, view in decoded:
+        if not pixels and own.nbytes * count <= min(STACKED_BYTES, RENDER_BYTES):
+            stacked = allocate_upload((count, *own.shape), device)
+            rows = stacked.numpy()
+        if stacked is not None and own.shape == rows.shape[1:]:
+            rows[len(pixels)] = own
+            own = rows[len(pixels)]
+        else:
+            stacked = None
+        pixels.append(own)
+        views.append(view)
+    return _Chunk(pixels, views, stacked) if stacked is not None else _pad_chunk(pixels, views, device)
+
+
+def _pad_chunk(pixels: list[Pixels], views: list[View], device: torch.device) -> _Chunk:
+    """Stack images of unlike sizes."""
     height, width = (max(each.shape[axis] for each in pixels) for axis in (0, 1))
     if 3 * height * width * len(pixels) > min(STACKED_BYTES, RENDER_BYTES):
         return _Chunk(pixels, views, None)
@@ -260,6 +295,15 @@ def _limit_ahead(wanted: int, item_bytes: int, workers: int) -> int:
     (128, 3, 2)
     """
     return max(workers, min(wanted, PREFETCHED_BYTES // item_bytes))
+
+
+def _split_range(whole: slice, size: int) -> list[slice]:
+    """Split a range into ranges of `size`, the last of which may be shorter.
+
+    >>> _split_range(slice(4, 9), 2)
+    [slice(4, 6, None), slice(6, 8, None), slice(8, 9, None)]
+    """
+    return [slice(start, min(start + size, whole.stop)) for start in range(whole.start, whole.stop, size)]
 
 
 def _split_batches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:

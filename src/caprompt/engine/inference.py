@@ -124,11 +124,11 @@ class PredictorCache:
     """Predictors by batch size and options, so that on a GPU a later call replays a graph that an earlier one captured."""
 
     def __init__(self) -> None:
-        self.predictors: dict[tuple[int, str], Predictor] = {}
+        self.predictors: dict[tuple[int, Options], Predictor] = {}
 
     def get(self, method: Method, size: int) -> Predictor:
         """Return the predictor of a method for batches of this size."""
-        key = (size, method.options.model_dump_json())
+        key = (size, method.options)
         if key not in self.predictors:
             self.predictors[key] = Predictor(method, size)
         return self.predictors[key]

@@ -12,8 +12,8 @@ from caprompt.backbones.constants import NORMALIZATIONS
 from caprompt.backbones.weights import Backbone
 from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import Pixels
-from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches
+from caprompt.data.images import ImageInput, Pixels
+from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches, iter_streamed_images
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import Color, EvalTransform, TrainTransform
 from caprompt.data.validation import map_in_threads
@@ -79,6 +79,14 @@ class InputPipeline:
         if self.batched:
             return iter_streamed_batches(samples, targets, transform, self.cache, batch_size, device=self.device)
         return iter_batches(samples, targets, transform, self.cache, batch_size, seed=None, shuffle=False)
+
+    def eval_images(self, images: Sequence[ImageInput], options: Options, batch_size: int = 64) -> Iterator[Tensor]:
+        """Yield the images of `eval_batches` where they have no labels."""
+        if self.batched:
+            transform = self.make_eval_transform(options)
+            return iter_streamed_images(images, transform, self.cache, batch_size, device=self.device)
+        unlabeled = Samples(tuple(images), ("unlabeled",) * len(images))
+        return (batch for batch, _ in self.eval_batches(unlabeled, [0] * len(images), options, batch_size))
 
     def can_keep(self, num_images: int) -> bool:
         """Return whether so many images, as `eval_batches` yields them, may stay in the memory of the GPU."""

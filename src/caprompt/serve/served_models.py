@@ -20,7 +20,6 @@ from caprompt.checkpoint.model import IN_PROGRESS, find_foreign_file
 from caprompt.classifier import ContinualClassifier
 from caprompt.classifier.info import ModelInfo, measure_files
 from caprompt.classifier.state import check_local_folder
-from caprompt.data.samples import Samples
 from caprompt.data.transforms import render
 from caprompt.engine.inference import PredictorCache, choose_batch_size
 from caprompt.engine.inputs import InputPipeline
@@ -86,9 +85,7 @@ class LoadedModel:
 
     def _make_batches(self, prepared: Sequence[NDArray[Any]], size: int) -> Iterator[torch.Tensor]:
         if self.pipeline.batched:
-            samples = Samples(tuple(prepared), ("unlabeled",) * len(prepared))
-            batches = self.pipeline.eval_batches(samples, [0] * len(prepared), self.classifier.method.options, size)
-            yield from (images for images, _ in batches)
+            yield from self.pipeline.eval_images(prepared, self.classifier.method.options, size)
         else:
             for start in range(0, len(prepared), size):
                 yield torch.from_numpy(np.stack(prepared[start : start + size]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from caprompt.callbacks.events import Consolidating, Event, StepEnded
 from caprompt.classifier import ContinualClassifier
-from caprompt.data import Samples, read_source
+from caprompt.data.sources import read_images
 from caprompt.engine.inference import Predictor
 from caprompt.engine.inputs import InputPipeline
 from caprompt.engine.trainer import get_trainable_parameters
@@ -213,9 +213,8 @@ def _image_batch(model: ContinualClassifier, count: int) -> Tensor:
     """Return images (count, 3, S, S) as the model's backbone expects them."""
     colors = [*FIRST, *SECOND, *THIRD]
     images = [square(colors[number % len(colors)], 500 + number) for number in range(count)]
-    samples: Samples = read_source((images, ["any"] * count))
     pipeline = InputPipeline(model.backbone, model.device)
-    return torch.cat([batch for batch, _ in pipeline.eval_batches(samples, [0] * count, model.method.options)])
+    return torch.cat(list(pipeline.eval_images(read_images(images), model.method.options)))
 
 
 def _assert_batch_invariant(model: ContinualClassifier) -> None:
