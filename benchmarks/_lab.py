@@ -179,8 +179,9 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         method.set_class_names(classes)
         method.begin_task(len(names), make_generator(cell.seed, "call", number, "begin"))
         began = time.perf_counter()
-        method.choose_effort(len(own))
-        method.effort = replace(method.effort, epochs=max(1, round(cell.effort * method.effort.epochs)))
+        method.choose_effort(len(own), len(names))
+        epochs = method.effort.epochs
+        method.effort = replace(method.effort, epochs=max(min(1, epochs), round(cell.effort * epochs)))
         method.prepare(plain, make_generator(cell.seed, "call", number, "prepare"))
         seed = derive_seed(cell.seed, "call", number)
 

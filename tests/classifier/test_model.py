@@ -174,19 +174,38 @@ def test_effort_is_chosen_for_the_images_of_the_call(backbone: Path) -> None:
     assert started.effort == "20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12"
     assert started.epochs == 20
     assert len(model.history) == 20
-    assert learn_and_get_start(model, ["blue"], each=1).effort.startswith("1 image, so 20 epochs")
+    assert learn_and_get_start(model, ["blue"], each=3).effort.startswith("3 images, so 20 epochs")
+
+
+def test_fewer_than_three_images_of_a_class_train_no_prompt(backbone: Path) -> None:
+    """The regression alone learns them; given epochs, and the paper's head, are trained all the same."""
+    model = ContinualClassifier(backbone=backbone, length=4, projections=40)
+    started = learn_and_get_start(model, ["red", "green"], each=2)
+    assert started.epochs == 0
+    assert started.effort == "4 images, too few of each class to train on, so none; the backbone's features are used as they are"
+    assert model.history == []
+    assert [prediction.label for prediction in model.predict([square("red", 90), square("green", 91)])] == ["red", "green"]
+    before = model.method.prompt.detach().clone()
+    assert learn_and_get_start(model, ["blue", "white"], each=2).epochs == 0
+    assert torch.equal(model.method.prompt, before), "the prompt of a task that is not trained is a copy of the last one"
+    assert learn_and_get_start(model, ["black", "gray"], each=3).epochs == 20
+    for options in ({"epochs": 2}, {"classifier": "aligned", "epochs": "auto", "align_epochs": 1}):
+        trained = ContinualClassifier(backbone=backbone, length=4, **options)  # type: ignore[arg-type]
+        assert learn_and_get_start(trained, ["red", "green"], each=2).epochs == (2 if options["epochs"] == 2 else 20)
 
 
 def test_images_of_known_classes_do_not_count_if_they_are_not_trained_on(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
+    counts: list[tuple[int, ...]] = []
     for method, expected in (("caprompt", 5), ("linear", 10)):
         model = ContinualClassifier(method, backbone, **{**quick_options(method), "epochs": "auto"})  # type: ignore[arg-type]
         model.learn(squares(["red", "green"]))
         with monkeypatch.context() as patch:
             choose_effort = model.method.choose_effort
-            patch.setattr(model.method, "choose_effort", lambda count, choose=choose_effort: counts.append(count) or choose(count))
+            patch.setattr(
+                model.method, "choose_effort", lambda *counted, choose=choose_effort: counts.append(counted) or choose(*counted)
+            )
             assert learn_and_get_start(model, ["red", "blue"], start=20).effort.startswith(f"{expected} images")
-    assert counts == [5, 10]
+    assert counts == [(5, 1), (10, 2)], "images and classes"
 
 
 def test_batches_have_the_chosen_size(backbone: Path) -> None:

@@ -315,3 +315,17 @@ def test_damaged_file_among_others_is_reported_as_elsewhere(tmp_path: Path, nois
         except DataError as error:
             results.append(str(error))
     assert torch.equal(*results) if isinstance(results[0], torch.Tensor) else results[0] == results[1]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 20, 40])
+def test_short_first_and_last_batches_have_the_same_images(noise, count: int) -> None:
+    """More than two whole batches of 8 begin with 2 and 4 images and end with 2."""
+    samples = Samples(tuple(noise(seed, 20, 20 + seed % 2) for seed in range(count)), ("a",) * count)
+    settings = {"transform": EVAL, "cache": ImageCache(0), "batch_size": 8, "device": torch.device("cpu")}
+    batches = list(iter_streamed_batches(samples, range(count), **settings, short_ends=True))
+    sizes = [len(images) for images, _ in batches]
+    assert max(sizes) <= 8
+    assert ([*sizes[:2], *sizes[-1:]] == [2, 4, 2]) == (count > 16)
+    images, targets = collect_streamed(samples, batch_size=8)
+    assert torch.equal(torch.cat([images for images, _ in batches]), images)
+    assert torch.cat([targets for _, targets in batches]).tolist() == targets.tolist()

@@ -58,6 +58,19 @@ def test_bits_do_not_depend_on_the_batch(device: str, dtype: torch.dtype, cycles
             assert torch.equal(together, expected[order])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_short_batches_of_the_largest_predictor_have_graphs_of_their_own() -> None:
+    """Batches of 64 and 128 images are not padded to 256; each is computed eagerly, captured and replayed."""
+    method = make_method("cuda")
+    predictor, generator = Predictor(method, 256), torch.Generator().manual_seed(0)
+    images = torch.randn(256, 3, TINY.image_size, TINY.image_size, generator=generator).cuda()
+    whole = predictor(images).logits
+    for _ in range(3):
+        for count in (3, 64, 100, 128, 200, 256):
+            assert torch.equal(predictor(images[:count]).logits, whole[:count])
+    assert [function.inputs[0].shape[0] for function in predictor.captured.values()] == [64, 128, 256]
+
+
 def predict_in_parts(predictor: Predictor, images: Tensor, size: int) -> list[Tensor]:
     outputs = [predictor(part) for part in images.split(size)]
     return [torch.cat([getattr(each, name) for each in outputs]).cpu() for name in ("logits", "task_weights", "passes")]

@@ -326,7 +326,7 @@ def test_cosine_head_starts_at_the_means_of_new_classes() -> None:
 def test_wider_backbones_have_smaller_learning_rates(width: int, rate: float) -> None:
     vit = tiny_vit(config=replace(TINY, width=width))
     method = CAPrompt(vit, CAPromptOptions(projections=10))
-    method.choose_effort(280)
+    method.choose_effort(280, 2)
     assert method.effort == Effort(20, 16, pytest.approx(rate), chosen=True)
     assert method.epochs == 20
     assert CAPrompt(vit, CAPromptOptions(projections=10, learning_rate=0.3)).effort.learning_rate == 0.3

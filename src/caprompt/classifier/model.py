@@ -180,12 +180,13 @@ class ContinualClassifier(PredictingModel):
 
         trained = samples if self.method.trains_on_known_classes or not known else samples.select_classes(new)
         all_batches = self._eval_batches(samples, pipeline)
-        self.method.choose_effort(len(trained))
+        self.method.choose_effort(len(trained), len(trained.classes))
         effort = self.method.effort
         if len(trained):
             first_epoch = stopped.config["progress"]["epochs_done"] if stopped else 0
             epochs = self.method.epochs
-            reason = replace(effort, epochs=epochs).describe(len(trained)) if effort.chosen and epochs else ""
+            is_chosen = effort.chosen and (epochs or not effort.epochs)  # a method may train its first task only
+            reason = replace(effort, epochs=epochs).describe(len(trained)) if is_chosen else ""
             callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, reason))
             if stopped is None:
                 batches = all_batches if trained is samples else self._eval_batches(trained, pipeline)

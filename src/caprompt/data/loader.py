@@ -33,7 +33,7 @@ from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import allocate_upload, to_device
 from caprompt.utils.side_stream import compute_aside
 
-__all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches", "iter_streamed_images"]
+__all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches", "iter_streamed_images", "split_into_batches"]
 
 PREFETCHED_BATCHES = 2
 PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
@@ -84,13 +84,23 @@ def iter_streamed_batches(
     *,
     device: torch.device,
     workers: int | None = None,
+    short_ends: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same in the order of the samples, transformed on `device`; for a single pass. Every core decodes."""
+    """Yield the same in the order of the samples, transformed on `device`; for a single pass. Every core decodes.
+
+    With `short_ends`, the first and the last batch of many are shorter, so that a device starts early to work on the first, and
+    has little left to do when the last image is decoded.
+    """
     if len(targets) != len(samples):
         raise ValueError(f"{len(samples)} samples but {len(targets)} targets")
     labels = to_device(torch.tensor(targets, dtype=torch.int64), device)
-    images = iter_streamed_images(samples.images, transform, cache, batch_size, device=device, workers=workers)
-    yield from zip(images, labels.split(batch_size), strict=True)
+    batches = iter_streamed_images(
+        samples.images, transform, cache, batch_size, device=device, workers=workers, short_ends=short_ends
+    )
+    done = 0
+    for images in batches:
+        yield images, labels[done : done + len(images)]
+        done += len(images)
 
 
 def iter_streamed_images(
@@ -101,6 +111,7 @@ def iter_streamed_images(
     *,
     device: torch.device,
     workers: int | None = None,
+    short_ends: bool = False,
 ) -> Iterator[Tensor]:
     """Yield the images of `iter_streamed_batches` alone."""
     workers = count_decode_threads() if workers is None else workers
@@ -126,13 +137,15 @@ def iter_streamed_images(
             return _Chunk(list(stacked.numpy()), [get_view(tuple(stacked.shape[1:]))] * len(part), stacked)
         return _stack_chunk(decode_each(part, files), len(part), device)
 
-    size = _choose_chunk_size(images, batch_size, workers)
-    chunks = [_split_range(batch, size) for batch in _split_range(slice(0, len(images)), batch_size)]  # threads share a batch
+    batches = split_into_batches(len(images), batch_size, short_ends)
+    has_files = any(isinstance(image, (Path, EncodedImage)) for image in images)
+    chunks = [_split_range(batch, _choose_chunk_size(batch, workers if has_files else 1)) for batch in batches]
     num_chunks = sum(map(len, chunks))
     is_slow = num_chunks > 1 and any(_takes_time(image, cache.shrink_to) for image in images)
     workers = min(workers, num_chunks) if is_slow else 0
-    chunk_bytes = size * _estimate_decoded_bytes(images, cache.shrink_to) if workers else 1
-    ahead = _limit_ahead(PREFETCHED_BATCHES * -(-batch_size // size), chunk_bytes, workers)
+    image_bytes = _estimate_decoded_bytes(images, cache.shrink_to) if workers else 1
+    largest = max((chunk.stop - chunk.start for own_chunks in chunks for chunk in own_chunks), default=1)
+    ahead = _limit_ahead(PREFETCHED_BATCHES * max(map(len, chunks), default=1), largest * image_bytes, workers)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
         rendered = (_render_chunks(list(islice(prepared, len(own_chunks))), transform, device) for own_chunks in chunks)
         yield from rendered if len(chunks) == 1 else (batch for (batch,) in compute_aside(((each,) for each in rendered), device))
@@ -210,11 +223,24 @@ def _estimate_decoded_bytes(images: Sequence[ImageInput], shrink_to: int | None)
     return largest
 
 
-def _choose_chunk_size(images: Sequence[ImageInput], batch_size: int, workers: int) -> int:
-    """Return how many images a thread prepares at a time: few files, so that all threads decode the first batch as well."""
-    if not any(isinstance(image, (Path, EncodedImage)) for image in images):
-        return DECODE_CHUNK
-    return max(1, min(DECODE_CHUNK, min(batch_size, len(images)) // max(1, workers)))
+def split_into_batches(count: int, size: int, short_ends: bool = False) -> list[slice]:
+    """Split a number of images into batches of `size`; with `short_ends` the first two and the last of many are shorter.
+
+    >>> [batch.stop - batch.start for batch in split_into_batches(1000, 256)]
+    [256, 256, 256, 232]
+    >>> [batch.stop - batch.start for batch in split_into_batches(1000, 256, short_ends=True)]
+    [64, 128, 256, 256, 232, 64]
+    """
+    short = size // 4
+    if not short_ends or not short or count <= 2 * size:
+        return _split_range(slice(0, count), size)
+    first, second, last = slice(0, short), slice(short, 3 * short), slice(count - short, count)
+    return [first, second, *_split_range(slice(3 * short, count - short), size), last]
+
+
+def _choose_chunk_size(batch: slice, workers: int) -> int:
+    """Return how many images of a batch a thread prepares at a time: so few that all threads work on it."""
+    return max(1, min(DECODE_CHUNK, int(batch.stop - batch.start) // max(1, workers)))
 
 
 def _decode_stacked(files: Sequence[PlainJPEG | None], device: torch.device) -> Tensor | None:

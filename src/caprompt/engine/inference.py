@@ -42,6 +42,8 @@ def map_samples(
     options: Options,
     batch_size: int,
     groups: Sequence[int] | None = None,
+    *,
+    short_ends: bool = False,
 ) -> tuple[list[Result], list[int]]:
     """Apply a function of images (B, 3, S, S) and targets (B,) to samples, batch by batch, without augmentation.
 
@@ -54,7 +56,7 @@ def map_samples(
         function(images, own_targets)
         for positions, size in parts
         for images, own_targets in pipeline.eval_batches(
-            samples.select(positions), [targets[position] for position in positions], options, size
+            samples.select(positions), [targets[position] for position in positions], options, size, short_ends=short_ends
         )
     ]
     return results, [position for positions, _ in parts for position in positions]
@@ -69,6 +71,7 @@ def predict_samples(
     *,
     tasks: Sequence[int] | None = None,
     give_task: bool = False,
+    short_ends: bool = False,
 ) -> MethodOutput:
     """Run a model over N samples and return its output in their order.
 
@@ -79,7 +82,7 @@ def predict_samples(
         return predict(images, own_tasks if give_task else None)
 
     targets = [0] * len(samples) if tasks is None else tasks
-    outputs, order = map_samples(predict_batch, pipeline, samples, targets, options, batch_size, groups=tasks)
+    outputs, order = map_samples(predict_batch, pipeline, samples, targets, options, batch_size, tasks, short_ends=short_ends)
     joined = join_outputs(outputs)
     if order == list(range(len(samples))):
         return joined
@@ -88,7 +91,7 @@ def predict_samples(
 
 
 class Predictor:
-    """Predicts batches of at most `size` images."""
+    """Predicts batches of at most `size` images. The largest size has graphs for half and for a quarter of it as well."""
 
     def __init__(self, method: Method, size: int) -> None:
         self.method = method
@@ -96,7 +99,9 @@ class Predictor:
         self.size = size
         if self.device.type != "cpu" and not is_released(method.options):
             self.size = round_up_batch_size(size) if can_batch(method) else 1
-        self.captured = capture(partial(_predict_tensors, method), self.device)
+        self.has_short_batches = self.device.type != "cpu" and self.size == BATCH_SIZES[-1] and not is_released(method.options)
+        sizes = (self.size // 4, self.size // 2, self.size) if self.has_short_batches else (self.size,)
+        self.captured = {each: capture(partial(_predict_tensors, method), self.device) for each in sizes}
 
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""
@@ -115,9 +120,10 @@ class Predictor:
         if true_tasks is not None or not self.method.can_capture_predict:
             return MethodOutput(*_predict_tensors(self.method, images, true_tasks))
         count = len(images)
-        if count < self.size:
-            images = torch.cat([images, images[-1:].expand(self.size - count, -1, -1, -1)])
-        return MethodOutput(*(tensor[:count].clone() for tensor in self.captured(images)))
+        size = min((each for each in self.captured if each >= count), default=self.size)
+        if count < size:
+            images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
+        return MethodOutput(*(tensor[:count].clone() for tensor in self.captured[size](images)))
 
 
 class PredictorCache:

@@ -73,18 +73,24 @@ class InputPipeline:
         size = self.backbone.config.image_size
         return EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
 
-    def eval_batches(self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64) -> Batches:
-        """Yield every image once, in order, resized and cropped as at test time."""
+    def eval_batches(
+        self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64, *, short_ends: bool = False
+    ) -> Batches:
+        """Yield every image once, in order, resized and cropped as at test time; see `iter_streamed_batches` for `short_ends`."""
         transform = self.make_eval_transform(options)
         if self.batched:
-            return iter_streamed_batches(samples, targets, transform, self.cache, batch_size, device=self.device)
+            return iter_streamed_batches(
+                samples, targets, transform, self.cache, batch_size, device=self.device, short_ends=short_ends
+            )
         return iter_batches(samples, targets, transform, self.cache, batch_size, seed=None, shuffle=False)
 
-    def eval_images(self, images: Sequence[ImageInput], options: Options, batch_size: int = 64) -> Iterator[Tensor]:
+    def eval_images(
+        self, images: Sequence[ImageInput], options: Options, batch_size: int = 64, *, short_ends: bool = False
+    ) -> Iterator[Tensor]:
         """Yield the images of `eval_batches` where they have no labels."""
         if self.batched:
             transform = self.make_eval_transform(options)
-            return iter_streamed_images(images, transform, self.cache, batch_size, device=self.device)
+            return iter_streamed_images(images, transform, self.cache, batch_size, device=self.device, short_ends=short_ends)
         unlabeled = Samples(tuple(images), ("unlabeled",) * len(images))
         return (batch for batch, _ in self.eval_batches(unlabeled, [0] * len(images), options, batch_size))
 

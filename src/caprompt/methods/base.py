@@ -94,9 +94,15 @@ class Method(nn.Module, ABC):
         """The learning rate that "auto" stands for: here the one that methods share."""
         return float(Options.model_fields["learning_rate"].default)
 
-    def choose_effort(self, num_images: int) -> None:
+    @property
+    def min_trained_images(self) -> int:
+        """Images of a class, on average, below which automatic epochs are none: with 0, a task is always trained."""
+        return 0
+
+    def choose_effort(self, num_images: int, num_classes: int) -> None:
         """Choose epochs, batch size and learning rate for the current task; called before `prepare`."""
-        self.effort = choose_effort(self.options, num_images, self.default_learning_rate)
+        min_images = self.min_trained_images * num_classes
+        self.effort = choose_effort(self.options, num_images, self.default_learning_rate, min_images)
 
     @property
     def epochs(self) -> int:

@@ -54,6 +54,7 @@ from caprompt.utils.communication import get_communicator
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
+MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 
 LabeledFeatures: TypeAlias = list[tuple[Tensor, Tensor]]  # batches of features (n, K D) and classes (n,)
 
@@ -286,6 +287,11 @@ class CAPrompt(Method):
     def default_learning_rate(self) -> float:
         """The wider the backbone, the more each step of a prompt changes its features."""
         return RATE_TIMES_WIDTH / self.vit.config.width
+
+    @property
+    def min_trained_images(self) -> int:
+        """The regression needs no trained prompt; the paper's head is itself trained."""
+        return 0 if self.ridge is None else MIN_TRAINED_IMAGES
 
     def set_num_blocks(self, count: int) -> None:
         """Let the regression read that many blocks; before the first images."""

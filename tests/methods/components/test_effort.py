@@ -66,6 +66,12 @@ def test_given_options_win(given_options: dict[str, float], expected: Effort) ->
     assert choose_effort(AUTO.model_copy(update=given_options), 5000, 0.02) == expected
 
 
+@pytest.mark.parametrize(("num_images", "epochs"), [(0, 0), (29, 0), (30, 20), (31, 20)])
+def test_too_few_images_are_not_trained_on_unless_epochs_are_given(num_images: int, epochs: int) -> None:
+    assert choose_effort(AUTO, num_images, 0.02, min_images=30) == Effort(epochs, 16, 0.02, chosen=True)
+    assert choose_effort(AUTO.model_copy(update={"epochs": 7}), num_images, 0.02, min_images=30).epochs == 7
+
+
 def test_nothing_is_chosen_by_default() -> None:
     """Only CAPrompt's own defaults are 'auto'."""
     assert choose_effort(Options(), 5000, 0.02) == Effort(5, 24, 0.003, chosen=False)
