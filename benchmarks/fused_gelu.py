@@ -27,12 +27,9 @@ from caprompt.backbones.layers import STEPS, ZERO, compact_gelu
 
 IMAGES = 256  # of the passes with gradients of the paper's recipe: a batch of 128 with the mixed and with the newest prompt
 TILES = [
-    Tiles(rows, columns, depth, warps, stages)
-    for rows, columns in ((128, 128), (128, 256), (256, 128))
-    for depth in (64, 128)
-    for warps in (4, 8)
+    Tiles(rows, columns, 64, warps, stages)
+    for rows, columns, warps in ((128, 128, 4), (128, 128, 8), (128, 256, 8), (256, 128, 8))
     for stages in (3, 4)
-    if stages * depth * (rows + columns) * 2 <= 225_000 and (warps == 8 or rows * columns <= 128 * 128)
 ]
 FIRST = Tiles(128, 128, 64, 4, 3)
 
