@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import squares, write_squares
 from torch import Tensor
 
 from caprompt.backbones.weights import load_backbone
-from caprompt.data import read_source
+from caprompt.data import Samples, read_source
 from caprompt.engine.inputs import InputPipeline, RepeatableBatches
 from caprompt.methods.options import Options
 
@@ -83,6 +84,24 @@ def test_images_are_decoded_once(tmp_path: Path, backbone: Path) -> None:
     for epoch in range(3):
         list(epoch_batches(epoch))
     assert pipeline.cache.num_decoded == 10
+
+
+def test_images_are_uploaded_once_and_then_evaluated_from_there(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long image among others of two sizes; on a CPU, the images would stay on the host."""
+    rng, shapes = np.random.default_rng(0), [(20, 24), (24, 20), (20, 24), (10, 60), (20, 24)]
+    samples = Samples(tuple(rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes), ("a",) * 5)
+    pipeline, options = InputPipeline(load_backbone(backbone), CPU, batched=True), Options()
+    streamed = list(pipeline.eval_part(samples, [4, 3, 1], [7, 8, 9], options, 2))
+    uploaded = pipeline.upload(samples)
+    assert uploaded is not None
+    assert pipeline.upload(samples) is uploaded
+    uploaded.resident = torch.from_numpy(uploaded.host)
+    monkeypatch.setattr(pipeline, "eval_batches", None)
+    for (images, targets), (expected, expected_targets) in zip(
+        pipeline.eval_part(samples, [4, 3, 1], [7, 8, 9], options, 2), streamed, strict=True
+    ):
+        assert torch.equal(images, expected)
+        assert torch.equal(targets, expected_targets)
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -188,6 +188,8 @@ class ContinualClassifier(PredictingModel):
             is_chosen = effort.chosen and (epochs or not effort.epochs)  # a method may train its first task only
             reason = replace(effort, epochs=epochs).describe(len(trained)) if is_chosen else ""
             callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, reason))
+            if epochs:
+                pipeline.upload(trained)  # before the first pass, which then need not upload the same images
             if stopped is None:
                 batches = all_batches if trained is samples else self._eval_batches(trained, pipeline)
                 self.method.prepare(batches, self._make_generator("prepare"))
@@ -255,8 +257,7 @@ class ContinualClassifier(PredictingModel):
 
         def start() -> Batches:
             for positions, own_size in groups:
-                part = samples.select(positions)
-                yield from pipeline.eval_batches(part, self._outputs(part), options, own_size)
+                yield from pipeline.eval_part(samples, positions, [targets[i] for i in positions], options, own_size)
 
         return RepeatableBatches(start, keep=pipeline.can_keep(len(samples)))
 

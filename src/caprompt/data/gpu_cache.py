@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = ["GPUImageCache", "join_padded", "split_by_padded_bytes", "stack_on_ho
 MAX_HOST_BYTES = 2 * 1024**3  # bytes of pixels in RAM; beyond that they go to a file
 MAX_GPU_SHARE = 0.4  # share of the GPU's free memory that images may take
 UPLOAD_BYTES = 16 * 1024**2  # of pixels that are uploaded at a time
+UPLOAD_THREADS = 4  # that copy pixels to where they are uploaded from
 
 
 class GPUImageCache:
@@ -135,20 +137,22 @@ def upload_concatenated(
 
     Return them and no images, or if they take `max_bytes` or more, None and the images again, as flat arrays.
     """
-    parts: list[Tensor] = []
+    parts: list[Future[Tensor]] = []
     waiting: list[Pixels] = []
     size = waiting_bytes = 0
-    for pixels in images:
-        waiting.append(pixels.reshape(-1))
-        waiting_bytes += pixels.nbytes
-        size += pixels.nbytes
-        if size >= max_bytes:
-            return None, chain((part.cpu().numpy() for part in parts), waiting, images)
-        if waiting_bytes >= part_bytes:
-            parts.append(_upload(waiting, waiting_bytes, device))
-            waiting, waiting_bytes = [], 0
-    parts += [_upload(waiting, waiting_bytes, device)] if waiting else []
-    return (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8, device=device)), iter(())
+    with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="caprompt-upload") as pool:
+        for pixels in images:
+            waiting.append(pixels.reshape(-1))
+            waiting_bytes += pixels.nbytes
+            size += pixels.nbytes
+            if size >= max_bytes:
+                return None, chain((part.result().cpu().numpy() for part in parts), waiting, images)
+            if waiting_bytes >= part_bytes:
+                parts.append(pool.submit(_upload, waiting, waiting_bytes, device))
+                waiting, waiting_bytes = [], 0
+        parts += [pool.submit(_upload, waiting, waiting_bytes, device)] if waiting else []
+    uploaded = [part.result() for part in parts]
+    return (torch.cat(uploaded) if uploaded else torch.zeros(0, dtype=torch.uint8, device=device)), iter(())
 
 
 def _upload(flat: Sequence[Pixels], num_bytes: int, device: torch.device) -> Tensor:

@@ -1,9 +1,11 @@
 """Iterators over batches of transformed images, prefetched in threads.
 
-There are three: `iter_batches` transforms with Pillow on the CPU, `iter_cached_batches` and
-`iter_streamed_batches` transform whole batches on a device. The same seed gives the same views of
-the same images in all of them: each image's augmentation has a generator of its own, seeded by the
-seed and the image's index. `seed=None` is equivalent to an empty sequence.
+`iter_batches` transforms with Pillow on the CPU. The others transform whole batches on a device: of
+images that are there already, `iter_cached_batches` for training and `iter_plain_batches` without
+augmentation; of images that are decoded ahead, `iter_streamed_batches` and `iter_streamed_images`.
+The same seed gives the same views of the same images in all of them: each image's augmentation has a
+generator of its own, seeded by the seed and the image's index. `seed=None` is equivalent to an empty
+sequence.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
@@ -33,7 +36,14 @@ from caprompt.utils.communication import ALONE, Communicator, choose_share
 from caprompt.utils.devices import allocate_upload, to_device
 from caprompt.utils.side_stream import compute_aside
 
-__all__ = ["iter_batches", "iter_cached_batches", "iter_streamed_batches", "iter_streamed_images", "split_into_batches"]
+__all__ = [
+    "iter_batches",
+    "iter_cached_batches",
+    "iter_plain_batches",
+    "iter_streamed_batches",
+    "iter_streamed_images",
+    "split_into_batches",
+]
 
 PREFETCHED_BATCHES = 2
 PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
@@ -177,13 +187,29 @@ def iter_cached_batches(
 
         def render_parts() -> Iterator[tuple[Tensor, Tensor]]:
             for indices, views in zip(chunks, prepared, strict=True):
-                groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
-                images = torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
-                yield images, to_device(_select_targets(targets, indices), cache.device)
+                yield _render_cached(cache, indices, views, transform), to_device(_select_targets(targets, indices), cache.device)
 
         for part, (images, labels) in zip(parts, compute_aside(render_parts(), cache.device, ahead=1), strict=True):
             sizes = [len(batch) for batch in part]
             yield from zip(images.split(sizes), labels.split(sizes), strict=True)
+
+
+def iter_plain_batches(
+    cache: GPUImageCache, positions: Sequence[int], targets: Sequence[int], transform: EvalTransform, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the images at some positions of the cache in their order, without augmentation, and the targets of these."""
+    get_view = lru_cache(transform.make_view)
+    for batch in _split_range(slice(0, len(positions)), batch_size):
+        indices = np.asarray(positions[batch], dtype=np.int64)
+        views = [get_view(width, height) for height, width in map(cache.shape, indices.tolist())]
+        own_targets = torch.tensor(targets[batch], dtype=torch.int64)
+        yield _render_cached(cache, indices, views, transform), to_device(own_targets, cache.device)
+
+
+def _render_cached(cache: GPUImageCache, indices: NDArray[np.int64], views: Sequence[View], transform: Transform) -> Tensor:
+    """Render a view of each of the cached images at these indices, (B, 3, S, S), as many at a time as memory allows."""
+    groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
+    return torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
 
 
 @dataclass(frozen=True)

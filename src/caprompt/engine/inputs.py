@@ -13,7 +13,7 @@ from caprompt.backbones.weights import Backbone
 from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import ImageInput, Pixels
-from caprompt.data.loader import iter_batches, iter_cached_batches, iter_streamed_batches, iter_streamed_images
+from caprompt.data.loader import iter_batches, iter_cached_batches, iter_plain_batches, iter_streamed_batches, iter_streamed_images
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import Color, EvalTransform, TrainTransform
 from caprompt.data.validation import map_in_threads
@@ -63,6 +63,7 @@ class InputPipeline:
         self.device = device
         self.batched = device.type != "cpu" if batched is None else batched
         self.cache = ImageCache(cache_bytes, shrink_to=DECODE_FACTOR * backbone.config.image_size)
+        self._uploaded: tuple[Samples, GPUImageCache] | None = None
 
     def mean_and_std(self, options: Options) -> tuple[Color, Color]:
         """Return the mean and standard deviation that images are normalized with."""
@@ -94,6 +95,22 @@ class InputPipeline:
         unlabeled = Samples(tuple(images), ("unlabeled",) * len(images))
         return (batch for batch, _ in self.eval_batches(unlabeled, [0] * len(images), options, batch_size))
 
+    def upload(self, samples: Samples) -> GPUImageCache | None:
+        """Upload decoded images to the GPU, once however often it is asked for; None where images are transformed on the CPU."""
+        if not self.batched:
+            return None
+        if self._uploaded is None or self._uploaded[0] is not samples:
+            self._uploaded = samples, GPUImageCache(self._decode_all(samples), self.device)
+        return self._uploaded[1]
+
+    def eval_part(
+        self, samples: Samples, positions: Sequence[int], targets: Sequence[int], options: Options, batch_size: int
+    ) -> Batches:
+        """Yield some of the samples and their targets as `eval_batches` does, from the GPU if all of them were uploaded."""
+        if self._uploaded is not None and self._uploaded[0] is samples and self._uploaded[1].resident is not None:
+            return iter_plain_batches(self._uploaded[1], positions, targets, self.make_eval_transform(options), batch_size)
+        return self.eval_batches(samples.select(positions), targets, options, batch_size)
+
     def can_keep(self, num_images: int) -> bool:
         """Return whether so many images, as `eval_batches` yields them, may stay in the memory of the GPU."""
         if self.device.type != "cuda":
@@ -117,10 +134,8 @@ class InputPipeline:
             brightness=options.brightness,
         )
 
-        image_cache = GPUImageCache(self._decode_all(samples), self.device) if self.batched else None
-
         def epoch_batches(epoch: int) -> Batches:
-            epoch_seed = [derive_seed(seed, "epoch", epoch)]
+            epoch_seed, image_cache = [derive_seed(seed, "epoch", epoch)], self.upload(samples)
             if image_cache is not None:
                 return iter_cached_batches(image_cache, targets, transform, batch_size, seed=epoch_seed, communicator=communicator)
             return iter_batches(
