@@ -22,6 +22,13 @@ def table() -> ClassTable:
     return table
 
 
+def test_images_of_new_classes_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them can have been learned."""
+    table, samples = ClassTable(), make_samples("red", "green")
+    monkeypatch.setattr(Samples, "hashes", property(lambda self: pytest.fail("hashed")))
+    assert table.find_learned(samples) == []
+
+
 def test_lesson_counts_images_and_remembers_them(table: ClassTable) -> None:
     table.record_lesson(make_samples("red", each=2, start=20), {"date": "2026-02-01"})
     assert table.images_seen == {"red": 5, "green": 3, "blue": 3}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
@@ -69,3 +70,17 @@ def test_composed_and_decomposed_labels_are_one_class() -> None:
     samples = Samples((pixel(0), pixel(1)), (composed, decomposed))
     assert samples.labels == (composed, composed)
     assert samples.counts() == {composed: 2}
+
+
+def test_hashes_are_computed_in_a_thread_meanwhile(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+    samples, expected = (Samples(tuple(paths), ("a", "b", "a")) for _ in range(2))
+    with samples.hash_aside():
+        pass
+    for path in paths:
+        path.unlink()
+    with pytest.raises(DataError, match="cannot be read"), expected.hash_aside():  # raised by the next line, not by the thread
+        _ = expected.hashes
+    assert len(set(samples.hashes)) == 3

@@ -19,7 +19,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,9 @@ class ContinualClassifier(PredictingModel):
             samples = self._leave_out_learned(samples)
         with self._restore_on_failure():
             start_time = time.perf_counter()
-            self._learn(samples, pipeline, directory, resume, callback)
+            # With checkpoints, the hashes are needed before the training, which can then be resumed.
+            with nullcontext() if directory is not None else samples.hash_aside():
+                self._learn(samples, pipeline, directory, resume, callback)
             self.num_calls += 1
             self.table.record_lesson(samples, self.describe_lesson(time.perf_counter() - start_time))
             if directory is not None and get_communicator().rank == 0:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from threading import Thread
 
 from caprompt.data.class_names import check_class_name, natural_key, normalize_class_name
 from caprompt.data.images import ImageInput, hash_image
@@ -63,6 +65,20 @@ class Samples:
         parts = (self.images[start : start + HASHED_TOGETHER] for start in range(0, len(self), HASHED_TOGETHER))
         hashes = prefetch_map(lambda part: [hash_image(image) for image in part], parts, workers, ahead=4 * workers)
         return tuple(chain.from_iterable(hashes))
+
+    @contextmanager
+    def hash_aside(self) -> Iterator[None]:
+        """Compute `hashes` in a thread while the context is entered."""
+        thread = Thread(target=self._try_to_hash, name="caprompt-hash", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
+    def _try_to_hash(self) -> None:
+        with suppress(DataError):  # which whoever asks for the hashes gets
+            self.hashes  # noqa: B018
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each class."""
