@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -268,8 +268,8 @@ def measure_long(model: ContinualClassifier, photos: Sequence[bytes], folder: Pa
     return Row("ten tasks of 600 files, each evaluated", int(trained), None, seconds)
 
 
-def measure(folder: Path) -> list[Row]:
-    """Measure all rows."""
+def measure(folder: Path) -> Iterator[list[Row]]:
+    """Measure all rows, some at a time."""
     sizes = SMALL if args.small else Sizes()
     backbone = args.backbone or (DEFAULT_BACKBONE if args.small else write_random_backbone(folder))
     photos = encode_photos(sizes.photos)
@@ -284,25 +284,28 @@ def measure(folder: Path) -> list[Row]:
     first_lesson = measure_first_lesson(backbone, lessons, sizes)  # before anything else has run on the device
     model = build_model(backbone, sizes)
     teach(model, sizes)
-    rows = [*measure_prediction(model, files, sizes), *measure_bare_prediction(model, sizes), first_lesson]
-    rows += measure_learning(model, lessons[0], lessons[1], sizes)
-    rows += measure_decoding(files, DECODE_FACTOR * model.backbone.config.image_size, sizes)
+    yield measure_prediction(model, files, sizes)
+    yield measure_bare_prediction(model, sizes)
+    yield [first_lesson, *measure_learning(model, lessons[0], lessons[1], sizes)]
+    yield measure_decoding(files, DECODE_FACTOR * model.backbone.config.image_size, sizes)
     if args.long:
-        rows.append(measure_long(build_model(backbone, sizes), photos, folder / "long"))
-    return rows
+        yield [measure_long(build_model(backbone, sizes), photos, folder / "long")]
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write; what was measured before an interruption is written."""
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(Path(folder))
-    result: dict[str, Any] = {
-        "projections": args.projections,
-        "threads": count_decode_threads(),
-        "rows": [asdict(row) for row in rows],
-    }
+        for measured in measure(Path(folder)):
+            rows += measured
+            result: dict[str, Any] = {
+                "projections": args.projections,
+                "threads": count_decode_threads(),
+                "rows": [asdict(row) for row in rows],
+            }
+            save("end_to_end", result, args.out)
+            print(*measured, sep="\n", flush=True)
     print_table("end_to_end", result)
-    save("end_to_end", result, args.out)
 
 
 if __name__ == "__main__":

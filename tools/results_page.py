@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from caprompt.errors import CapromptError, InputError, ModelFolderError
@@ -48,8 +49,10 @@ Only the first section has the default of this version. All other runs are of ve
 COMPARISON_NOTE = """Class-incremental, honest, on test images; class order k is that of seed k, which also seeds everything else.
 Images are JPEG copies of the data sets. The default chooses its effort by its rule; RanPAC trains on the first task as its authors
 do (20 epochs of SGD at rate 0.01, not clipped); the regression on frozen features is RanPAC without that training, its strength
-selected over all tasks or, as in RanPAC, by the current one. All have 10,000 projections. Forgetting is the accuracy that tasks
-have lost since they were learned."""
+selected over all tasks or, as in RanPAC, by the current one. Rows that are *searched* have the learning rate, crops and epochs that
+`benchmarks/search.py` found for that method, the same grid for all, on validation images of a class order that is not in this table
+(`results/search/found.json`). All have 10,000 projections. Forgetting is the accuracy that tasks have lost since they were
+learned."""
 COMPARISON_COMMAND = "python benchmarks/compare.py --data cars/=7 --backbones deit_tiny_patch16_224.safetensors"
 Runs = Sequence[dict[str, Any]]
 Line = dict[str, Any]
@@ -295,7 +298,7 @@ def format_comparison(path: Path) -> str:
                 cell = line["cell"]
                 place = cell["dataset"], cell["backbone"], str(cell["per_class"] or "all"), cell["label"]
                 groups.setdefault(place, []).append(line)
-        ordered = sorted(groups, key=lambda place: (place[0], place[1], int(place[2]) if place[2].isdigit() else 0))
+        ordered = sorted(groups, key=lambda place: (*_number_images(place), -mean(line["ACC"] for line in groups[place])))
         rows = [_format_row([*place, *_format_orders(groups[place])]) for place in ordered]
         machines = dict.fromkeys(
             f"- {describe_machine(line['environment'])}, {line['date']}" for own in groups.values() for line in own
@@ -306,6 +309,11 @@ def format_comparison(path: Path) -> str:
     table = "\n".join([_format_row(heads), "|---|---|--:|---|---|--:|--:|--:|", *rows])
     conditions = "\n".join(["Measured with:", "", *machines])
     return "\n\n".join(["## The default", COMPARISON_NOTE, table, conditions, f"```\n{COMPARISON_COMMAND}\n```"])
+
+
+def _number_images(place: tuple[str, ...]) -> tuple[str, str, int]:
+    """Return data set, backbone and images of a class, by which rows are sorted; all images come first."""
+    return place[0], place[1], int(place[2]) if place[2].isdigit() else 0
 
 
 def _format_orders(lines: list[Line]) -> list[str]:

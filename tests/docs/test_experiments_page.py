@@ -1,0 +1,63 @@
+"""The tables of searches on docs/experiments.md are those of the logs in results/search."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from statistics import mean
+from typing import Any
+
+from helpers import ROOT
+
+PAGE = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+DATA = {"CIFAR-100": "cifar100", "Cars": "stanford_cars98_192px"}
+BACKBONES = {"DeiT-Ti": "deit_tiny_patch16_224", "embedded": "vit_mini_patch8_64"}
+VARIANTS = ("default", "half of the epochs", "a fifth of the epochs", "not trained", "nearest class mean", "ridge, frozen features")
+
+
+def read_log(name: str) -> list[dict[str, Any]]:
+    lines = (ROOT / "results" / "search" / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def read_rows(title: str) -> list[list[str]]:
+    """Return the cells of the first table of a section, without its head."""
+    section = re.split(rf"^#+ {title}$", PAGE, flags=re.MULTILINE)[1].split("\n#")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+
+
+def test_search_of_all_methods() -> None:
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in read_log("methods.jsonl"):
+        runs[record["cell"]["dataset"], record["cell"]["method"]].append(record)
+    found = json.loads((ROOT / "results" / "search" / "found.json").read_text(encoding="utf-8"))
+    shown = {row[0].strip("`"): row[1:] for row in read_rows("The same search for every method")}
+    assert {(data, method) for data in DATA.values() for method in shown} == set(runs)
+    for method, cells in shown.items():
+        trains = method not in ("ncm", "ridge")
+        for data, accuracy, point in zip(DATA.values(), cells[::2], cells[1::2], strict=True):
+            own = runs[data, method]
+            assert len(own) == (12 if trains else 1)
+            best = max(own, key=lambda record: float(record["ACC"]))
+            assert accuracy == f"{best['ACC']:.1f}"
+            settings = found[data][method]
+            assert best["cell"]["effort"] == settings["effort"]
+            assert best["cell"]["options"]["crop_scale"][0] == settings["crop"]
+            shown_effort = {0.33: "1/3", 1.0: "1"}[settings["effort"]]
+            assert point == (f"{settings['rate']:g}, {settings['crop']:g}, {shown_effort}" if trains else "none")
+
+
+def test_very_few_images() -> None:
+    runs: dict[tuple[str, str, int, str], list[float]] = defaultdict(list)
+    for record in read_log("few.jsonl"):
+        cell = record["cell"]
+        runs[cell["dataset"], cell["backbone"], cell["per_class"], cell["label"]].append(record["ACC"])
+    rows = read_rows("Very few images")
+    assert len(rows) == 12
+    for place, count, *accuracies in rows:
+        data, backbone = place.split(", ")
+        for variant, accuracy in zip(VARIANTS, accuracies, strict=True):
+            own = runs[DATA[data], BACKBONES[backbone], int(count), variant]
+            assert len(own) == 2
+            assert accuracy == f"{mean(own):.1f}"
