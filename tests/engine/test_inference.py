@@ -65,10 +65,17 @@ def test_short_batches_of_the_largest_predictor_have_graphs_of_their_own() -> No
     predictor, generator = Predictor(method, 256), torch.Generator().manual_seed(0)
     images = torch.randn(256, 3, TINY.image_size, TINY.image_size, generator=generator).cuda()
     whole = predictor(images).logits
+    assert not predictor.has_short_batches, "the first call has captured nothing yet"
     for _ in range(3):
         for count in (3, 64, 100, 128, 200, 256):
             assert torch.equal(predictor(images[:count]).logits, whole[:count])
     assert [function.inputs[0].shape[0] for function in predictor.captured.values()] == [64, 128, 256]
+    assert predictor.has_short_batches
+    assert not Predictor(method, 128).has_short_batches
+
+
+def test_a_cpu_has_no_short_batches() -> None:
+    assert not Predictor(make_method("cpu"), 256).has_short_batches
 
 
 def predict_in_parts(predictor: Predictor, images: Tensor, size: int) -> list[Tensor]:

@@ -24,7 +24,7 @@ from caprompt.engine.separate_images import predict_separately
 from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.options import Options
 from caprompt.protocols import group_for_batches, is_released
-from caprompt.utils.cuda_graphs import capture
+from caprompt.utils.cuda_graphs import CapturedFunction, capture
 
 __all__ = ["Predictor", "PredictorCache", "can_batch", "choose_batch_size", "join_outputs", "map_samples", "predict_samples"]
 
@@ -99,8 +99,8 @@ class Predictor:
         self.size = size
         if self.device.type != "cpu" and not is_released(method.options):
             self.size = round_up_batch_size(size) if can_batch(method) else 1
-        self.has_short_batches = self.device.type != "cpu" and self.size == BATCH_SIZES[-1] and not is_released(method.options)
-        sizes = (self.size // 4, self.size // 2, self.size) if self.has_short_batches else (self.size,)
+        is_largest = self.device.type != "cpu" and self.size == BATCH_SIZES[-1] and not is_released(method.options)
+        sizes = (self.size // 4, self.size // 2, self.size) if is_largest else (self.size,)
         self.captured = {each: capture(partial(_predict_tensors, method), self.device) for each in sizes}
 
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
@@ -108,6 +108,12 @@ class Predictor:
         if self.device.type == "cpu" and not is_released(self.method.options):
             return predict_separately(self.method, images, true_tasks)
         return join_outputs([self._predict_batch(part, tasks) for part, tasks in self._split(images, true_tasks)])
+
+    @property
+    def has_short_batches(self) -> bool:
+        """Whether shorter batches at both ends of a call save time: not in its first call, which captures the largest graph."""
+        largest = self.captured[self.size]
+        return len(self.captured) > 1 and isinstance(largest, CapturedFunction) and largest.graph is not None
 
     def _split(self, images: Tensor, true_tasks: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield batches of images and their true tasks."""
