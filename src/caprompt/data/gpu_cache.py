@@ -22,10 +22,11 @@ from torch import Tensor
 from caprompt.data.images import Pixels
 from caprompt.utils.devices import allocate_upload, to_device
 
-__all__ = ["GPUImageCache", "join_padded", "split_by_padded_bytes", "stack_on_host", "stack_padded"]
+__all__ = ["RENDER_BYTES", "GPUImageCache", "join_padded", "split_by_padded_bytes", "stack_on_host", "stack_padded"]
 
 MAX_HOST_BYTES = 2 * 1024**3  # bytes of pixels in RAM; beyond that they go to a file
 MAX_GPU_SHARE = 0.4  # share of the GPU's free memory that images may take
+RENDER_BYTES = 2 * 1024**3  # of pixels rendered at a time, padding included
 UPLOAD_BYTES = 16 * 1024**2  # of pixels that are uploaded at a time
 UPLOAD_THREADS = 4  # that copy pixels to where they are uploaded from
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["count_decode_threads", "prefetch_map"]
+__all__ = ["PREFETCHED_BATCHES", "count_decode_threads", "limit_ahead", "prefetch_map"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+PREFETCHED_BATCHES = 2
+PREFETCHED_BYTES = 512 * 1024**2  # of images that are prepared ahead
 MAX_DECODE_THREADS = 12  # more are slower, since all of them and the one that feeds a GPU take turns at running Python
 
 
@@ -46,3 +48,12 @@ def prefetch_map(function: Callable[[T], R], items: Iterable[T], workers: int, a
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def limit_ahead(wanted: int, item_bytes: int, workers: int) -> int:
+    """Return how many items to prepare ahead: as many as fit in memory, but at least one for each worker.
+
+    >>> limit_ahead(128, 600_000, workers=2), limit_ahead(16, 150_000_000, workers=2), limit_ahead(16, 10**9, workers=2)
+    (128, 3, 2)
+    """
+    return max(workers, min(wanted, PREFETCHED_BYTES // item_bytes))

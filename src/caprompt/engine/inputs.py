@@ -13,8 +13,9 @@ from caprompt.backbones.weights import Backbone
 from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.images import ImageInput, Pixels
-from caprompt.data.loader import iter_batches, iter_cached_batches, iter_plain_batches, iter_streamed_batches, iter_streamed_images
+from caprompt.data.loader import iter_batches, iter_cached_batches, iter_plain_batches
 from caprompt.data.samples import Samples
+from caprompt.data.streaming import iter_streamed_batches, iter_streamed_images
 from caprompt.data.transforms import Color, EvalTransform, TrainTransform
 from caprompt.data.validation import map_in_threads
 from caprompt.methods.base import Batches
