@@ -32,7 +32,7 @@ MAX_SHAPE_RATIO = 2  # more elongated images are cropped to what a view needs
 
 def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) -> Tensor:
     """Render and normalize one view of each image: (B, H, W, 3) uint8 -> (B, 3, S, S) float32."""
-    image = pixels.permute(0, 3, 1, 2).float()  # (B, 3, H, W)
+    image = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # (B, 3, H, W)
     if any(view is not views[0] and view != views[0] for view in views):
         columns, rows, brightness = _make_matrices(views, transform.size, pixels.shape, pixels.device)
         image = _resample(image, columns, rows)
@@ -53,8 +53,9 @@ def _render_equally(image: Tensor, view: View, size: int) -> Tensor:
 
 
 def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
-    """Multiply (B, 3, H, W) by columns (B or 1, 1, W, S) and rows (B or 1, 1, S, H), rounded to levels as Pillow does."""
-    return _round_levels(rows @ _round_levels(image @ columns))
+    """Multiply (B, 3, H, W) by columns (B or 1, W, S) and rows (B or 1, 1, S, H), rounded to levels as Pillow does."""
+    narrowed = image.flatten(1, 2) @ columns  # (B, 3 H, S): the three channels in one product, so that no matrix is copied
+    return _round_levels(rows @ _round_levels(narrowed).unflatten(1, (3, -1)))
 
 
 def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +66,7 @@ def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], devic
     columns = make_resampling_weights(left, right - left, width, x, size, shape[-2])  # (B, S, W)
     rows = make_resampling_weights(top, bottom - top, height, y, size, shape[-3])  # (B, S, H)
     columns = torch.where(flip[:, None, None] > 0, columns.flip(1), columns)
-    return columns.transpose(1, 2).unsqueeze(1), rows.unsqueeze(1), brightness[:, None, None, None]
+    return columns.transpose(1, 2), rows.unsqueeze(1), brightness[:, None, None, None]
 
 
 @lru_cache(maxsize=16)
