@@ -161,9 +161,9 @@ def format_fused_gelu(result: dict[str, Any]) -> str:
         rows.append([row["direction"], *(f"{milliseconds:.3f}" for milliseconds in times), f"{row['error']:.4f}"])
     gained = sum(max(0.0, each) for each in saved)
     return (
-        f"{format_table(heads, rows)}\n\n{result['images']} images, one block. All {blocks} blocks of a step would be faster by "
-        f"{sum(saved):.1f} ms if both directions were fused, by {gained:.1f} ms if only the one that gains were, and by "
-        f"{ideal:.1f} ms if fused kernels cost no more than the matmul alone."
+        f"{format_table(heads, rows)}\n\n{result['images']} images, one block. All {blocks} blocks of a step would be "
+        f"{'faster' if sum(saved) > 0 else 'slower'} by {abs(sum(saved)):.1f} ms if both directions were fused, faster by "
+        f"{gained:.1f} ms if only those that gain were, and by {ideal:.1f} ms if fused kernels cost no more than the matmul alone."
     )
 
 

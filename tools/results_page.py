@@ -298,7 +298,7 @@ def format_comparison(path: Path) -> str:
                 cell = line["cell"]
                 place = cell["dataset"], cell["backbone"], str(cell["per_class"] or "all"), cell["label"]
                 groups.setdefault(place, []).append(line)
-        ordered = sorted(groups, key=lambda place: (*_number_images(place), -mean(line["ACC"] for line in groups[place])))
+        ordered = sorted(groups, key=lambda place: (*_sort_place(place), -mean(line["ACC"] for line in groups[place])))
         rows = [_format_row([*place, *_format_orders(groups[place])]) for place in ordered]
         machines = dict.fromkeys(
             f"- {describe_machine(line['environment'])}, {line['date']}" for own in groups.values() for line in own
@@ -311,7 +311,7 @@ def format_comparison(path: Path) -> str:
     return "\n\n".join(["## The default", COMPARISON_NOTE, table, conditions, f"```\n{COMPARISON_COMMAND}\n```"])
 
 
-def _number_images(place: tuple[str, ...]) -> tuple[str, str, int]:
+def _sort_place(place: tuple[str, ...]) -> tuple[str, str, int]:
     """Return data set, backbone and images of a class, by which rows are sorted; all images come first."""
     return place[0], place[1], int(place[2]) if place[2].isdigit() else 0
 

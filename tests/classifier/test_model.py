@@ -182,7 +182,7 @@ def test_fewer_than_three_images_of_a_class_train_no_prompt(backbone: Path) -> N
     model = ContinualClassifier(backbone=backbone, length=4, projections=40)
     started = learn_and_get_start(model, ["red", "green"], each=2)
     assert started.epochs == 0
-    assert started.effort == "4 images, too few of each class to train on, so none; the backbone's features are used as they are"
+    assert started.effort == "4 images, too few of each class to train on, so no epochs; the prompt stays as it is"
     assert model.history == []
     assert [prediction.label for prediction in model.predict([square("red", 90), square("green", 91)])] == ["red", "green"]
     before = model.method.prompt.detach().clone()

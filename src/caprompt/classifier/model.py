@@ -19,7 +19,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,11 @@ class ContinualClassifier(PredictingModel):
             samples = self._leave_out_learned(samples)
         with self._restore_on_failure():
             start_time = time.perf_counter()
-            # With checkpoints, the hashes are needed before the training, which can then be resumed.
-            with nullcontext() if directory is not None else samples.hash_aside():
+            if directory is None and get_communicator().size == 1:
+                with samples.hash_aside() as raise_failure:
+                    watched = compose(callback, lambda event: raise_failure())  # not only after a long training
+                    self._learn(samples, pipeline, directory, resume, watched)
+            else:  # which compares the images by their hashes at its start
                 self._learn(samples, pipeline, directory, resume, callback)
             self.num_calls += 1
             self.table.record_lesson(samples, self.describe_lesson(time.perf_counter() - start_time))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import chain
 
 import numpy as np
@@ -141,6 +142,7 @@ def upload_concatenated(
     parts: list[Future[Tensor]] = []
     waiting: list[Pixels] = []
     size = waiting_bytes = 0
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # every thread has its own, and its own GPU
     with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="caprompt-upload") as pool:
         for pixels in images:
             waiting.append(pixels.reshape(-1))
@@ -149,17 +151,19 @@ def upload_concatenated(
             if size >= max_bytes:
                 return None, chain((part.result().cpu().numpy() for part in parts), waiting, images)
             if waiting_bytes >= part_bytes:
-                parts.append(pool.submit(_upload, waiting, waiting_bytes, device))
+                parts.append(pool.submit(_upload, waiting, waiting_bytes, device, stream))
                 waiting, waiting_bytes = [], 0
-        parts += [pool.submit(_upload, waiting, waiting_bytes, device)] if waiting else []
+        parts += [pool.submit(_upload, waiting, waiting_bytes, device, stream)] if waiting else []
     uploaded = [part.result() for part in parts]
     return (torch.cat(uploaded) if uploaded else torch.zeros(0, dtype=torch.uint8, device=device)), iter(())
 
 
-def _upload(flat: Sequence[Pixels], num_bytes: int, device: torch.device) -> Tensor:
-    joined = allocate_upload((num_bytes,), device)
-    np.concatenate(flat, out=joined.numpy())
-    return to_device(joined, device)
+def _upload(flat: Sequence[Pixels], num_bytes: int, device: torch.device, stream: torch.cuda.Stream | None) -> Tensor:
+    """Upload the bytes of several images on a stream of the GPU."""
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        joined = allocate_upload((num_bytes,), device)
+        np.concatenate(flat, out=joined.numpy())
+        return to_device(joined, device)
 
 
 def _record_shapes(images: Iterable[Pixels], shapes: list[tuple[int, int]]) -> Iterator[Pixels]:

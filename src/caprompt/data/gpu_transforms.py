@@ -54,7 +54,7 @@ def _render_equally(image: Tensor, view: View, size: int) -> Tensor:
 
 def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     """Multiply (B, 3, H, W) by columns (B or 1, W, S) and rows (B or 1, 1, S, H), rounded to levels as Pillow does."""
-    narrowed = image.flatten(1, 2) @ columns  # (B, 3 H, S): the three channels in one product, so that no matrix is copied
+    narrowed = image.flatten(1, 2) @ columns  # (B, 3 H, S): one product for three channels, so that `columns` is not copied
     return _round_levels(rows @ _round_levels(narrowed).unflatten(1, (3, -1)))
 
 

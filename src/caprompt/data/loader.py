@@ -113,7 +113,9 @@ def iter_plain_batches(
 
 def _render_cached(cache: GPUImageCache, indices: NDArray[np.int64], views: Sequence[View], transform: Transform) -> Tensor:
     """Render a view of each of the cached images at these indices, (B, 3, S, S), as many at a time as memory allows."""
-    groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], RENDER_BYTES)
+    # Images of unlike sizes are gathered by the address of each byte, which takes 8 bytes.
+    max_bytes = RENDER_BYTES if cache.is_uniform else RENDER_BYTES // 12
+    groups = split_by_padded_bytes([cache.shape(int(index)) for index in indices], max_bytes)
     return torch.cat([render_batch(cache.take(indices[group]), views[group], transform) for group in groups])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from threading import Thread
 
 from caprompt.data.class_names import check_class_name, natural_key, normalize_class_name
 from caprompt.data.images import ImageInput, hash_image
@@ -67,18 +67,16 @@ class Samples:
         return tuple(chain.from_iterable(hashes))
 
     @contextmanager
-    def hash_aside(self) -> Iterator[None]:
-        """Compute `hashes` in a thread while the context is entered."""
-        thread = Thread(target=self._try_to_hash, name="caprompt-hash", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
+    def hash_aside(self) -> Iterator[Callable[[], None]]:
+        """Compute `hashes` in a thread while the context is entered; the function that it gives raises if that has failed."""
+        with ThreadPoolExecutor(1, thread_name_prefix="caprompt-hash") as pool:
+            hashing = pool.submit(lambda: self.hashes)
 
-    def _try_to_hash(self) -> None:
-        with suppress(DataError):  # which whoever asks for the hashes gets
-            self.hashes  # noqa: B018
+            def raise_failure() -> None:
+                if hashing.done():
+                    hashing.result()
+
+            yield raise_failure
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each class."""

@@ -98,7 +98,11 @@ def iter_streamed_images(
         stacked = _decode_stacked(files, device)
         if stacked is not None:
             return _Chunk(list(stacked.numpy()), [get_view(tuple(stacked.shape[1:]))] * len(part), stacked)
-        return _stack_chunk(decode_each(part, files), len(part), device)
+        decoded = decode_each(part, files)
+        if len({file.shape for file in files if file is not None}) > 1:
+            pixels, views = zip(*decoded, strict=True)
+            return _pad_chunk(list(pixels), list(views), device)
+        return _stack_chunk(decoded, len(part), device)
 
     batches = split_into_batches(len(images), batch_size, short_ends)
     has_files = any(isinstance(image, (Path, EncodedImage)) for image in images)

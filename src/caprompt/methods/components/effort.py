@@ -37,7 +37,7 @@ class Effort:
         >>> Effort(20, 16, 0.02, chosen=True).describe(280)
         '280 images, so 20 epochs in batches of 16 (360 steps) at learning rate 0.02'
         >>> Effort(0, 16, 0.02, chosen=True).describe(28)
-        "28 images, too few of each class to train on, so none; the backbone's features are used as they are"
+        '28 images, too few of each class to train on, so no epochs; the prompt stays as it is'
         """
         steps = self.epochs * -(-num_images // self.batch_size)
         images, epochs, step_count = (
@@ -45,7 +45,7 @@ class Effort:
             for count, noun in ((num_images, "image"), (self.epochs, "epoch"), (steps, "step"))
         )
         if not self.epochs:
-            return f"{images}, too few of each class to train on, so none; the backbone's features are used as they are"
+            return f"{images}, too few of each class to train on, so no epochs; the prompt stays as it is"
         return f"{images}, so {epochs} in batches of {self.batch_size} ({step_count}) at learning rate {self.learning_rate:g}"
 
 
