@@ -16,7 +16,7 @@ from PIL import Image
 
 from caprompt import ContinualClassifier, InputError
 from caprompt.backbones.vit import COMPILED_METHODS, ViT
-from caprompt.callbacks.events import Consolidating, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
+from caprompt.callbacks.events import Consolidating, EpochEnded, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 from caprompt.checkpoint.model import has_stopped_call
 from caprompt.classifier import editing
 from caprompt.engine import trainer
@@ -206,6 +206,20 @@ def test_images_of_known_classes_do_not_count_if_they_are_not_trained_on(backbon
             )
             assert learn_and_get_start(model, ["red", "blue"], start=20).effort.startswith(f"{expected} images")
     assert counts == [(5, 1), (10, 2)], "images and classes"
+
+
+def test_images_that_cannot_be_hashed_end_a_lesson_early(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are hashed while the lesson is trained; the first event after that ends it, and the model is as before."""
+
+    def fail(image: object) -> bytes:
+        raise DataError("the disk is gone")
+
+    model, events = make_model(backbone, epochs=50), list[Event]()
+    monkeypatch.setattr("caprompt.data.samples.hash_image", fail)
+    with pytest.raises(DataError, match="the disk is gone"):
+        model.learn(squares(["red", "green"]), callbacks=events.append)
+    assert model.classes == []
+    assert sum(isinstance(event, EpochEnded) for event in events) < 50
 
 
 def test_batches_have_the_chosen_size(backbone: Path) -> None:
