@@ -304,7 +304,6 @@ def main() -> None:
                 "rows": [asdict(row) for row in rows],
             }
             save("end_to_end", result, args.out)
-            print(*measured, sep="\n", flush=True)
     print_table("end_to_end", result)
 
 
