@@ -71,7 +71,7 @@ class OnDevice:
     def __init__(self, images: GPUImageCache, labels: Sequence[str], indices: Sequence[int]) -> None:
         self.images, self.labels = images, labels
         self.indices = np.asarray(indices, dtype=np.int64)
-        self.device = images.device
+        self.device, self.is_uniform = images.device, images.is_uniform
 
     def __len__(self) -> int:
         return len(self.indices)
