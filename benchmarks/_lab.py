@@ -28,9 +28,8 @@ from caprompt import methods
 from caprompt.backbones.weights import load_backbone
 from caprompt.data import Samples, load_dataset
 from caprompt.data.gpu_cache import GPUImageCache
-from caprompt.data.gpu_transforms import render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.loader import iter_cached_batches
+from caprompt.data.loader import iter_cached_batches, iter_plain_batches
 from caprompt.data.tasks import hold_out, order_classes, split_tasks
 from caprompt.data.transforms import EvalTransform, TrainTransform
 from caprompt.engine import trainer
@@ -145,13 +144,7 @@ def split(dataset: str, validation: float, per_class: int | None, seed: int) -> 
 
 def eval_batches(images: OnDevice, targets: Sequence[int], transform: EvalTransform) -> Batches:
     """Yield every image once, without augmentation."""
-    for start in range(0, len(images), EVAL_BATCH):
-        positions = np.arange(start, min(start + EVAL_BATCH, len(images)))
-        views = [transform.make_view(*images.shape(int(i))[::-1], np.random.default_rng(0)) for i in positions]
-        yield (
-            render_batch(images.take(positions), views, transform),
-            torch.tensor(targets[start : positions[-1] + 1]).to(images.device),
-        )
+    return iter_plain_batches(images, range(len(images)), targets, transform, EVAL_BATCH)  # type: ignore[arg-type]
 
 
 def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda method, result: None) -> dict[str, Any]:
