@@ -10,6 +10,7 @@ from PIL import Image
 
 from caprompt.data import streaming
 from caprompt.data.image_cache import ImageCache
+from caprompt.data.images import decode
 from caprompt.data.prefetch import prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
@@ -111,6 +112,41 @@ def test_files_of_one_size_are_decoded_where_they_are_uploaded_from(tmp_path: Pa
     samples = write_jpegs(tmp_path, noise, [(20, 30)] * 4)
     monkeypatch.setattr(ImageCache, "get", lambda self, image: pytest.fail("decoded to memory of its own"))
     assert len(collect_streamed(samples, workers=2)[0]) == 4
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda image, number: image,
+        lambda image, number: image if number % 2 else image.convert("L"),
+        lambda image, number: image if number % 2 else image.resize((31, 22)),
+        lambda image, number: image.resize((80, 60)),  # shrunk
+        lambda image, number: image.resize((90, 20)),  # elongated
+        lambda image, number: image if number != 2 else Image.merge("RGBA", (*image.split(), image.getchannel(0))),
+    ],
+    ids=["one size", "gray ones", "several sizes", "large", "elongated", "transparent one"],
+)
+def test_pillow_images_equal_their_arrays(noise, convert: Any) -> None:
+    images = [convert(Image.fromarray(noise(number, 20, 30)), number) for number in range(7)]
+    arrays = [decode(image, 40) for image in images]
+    from_pillow, from_arrays = (
+        collect_streamed(Samples(tuple(each), ("a",) * 7), workers=2, cache=ImageCache(0, shrink_to=40))[0]
+        for each in (images, arrays)
+    )
+    assert torch.equal(from_pillow, from_arrays)
+
+
+def test_pillow_images_of_one_size_are_copied_where_they_are_uploaded_from(noise, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = tuple(Image.fromarray(noise(number, 20, 30)) for number in range(4))
+    monkeypatch.setattr(ImageCache, "get", lambda self, image: pytest.fail("converted to memory of its own"))
+    assert len(collect_streamed(Samples(images, ("a",) * 4), workers=2)[0]) == 4
+
+
+def test_closed_pillow_image_is_reported_as_elsewhere(noise) -> None:
+    images = tuple(Image.fromarray(noise(number, 20, 30)) for number in range(4))
+    images[2].close()
+    with pytest.raises(DataError, match="not a readable image"):
+        collect_streamed(Samples(images, ("a",) * 4), workers=2)
 
 
 def test_damaged_file_among_others_is_reported_as_elsewhere(tmp_path: Path, noise) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "PlainJPEG",
     "decode",
     "hash_image",
+    "is_plain_pillow",
     "read_plain_jpeg",
     "read_size",
 ]
@@ -120,6 +121,18 @@ def read_plain_jpeg(image: ImageInput, shrink_to: int | None = None) -> PlainJPE
     except Exception:  # which `decode` turns into a sentence
         return None
     return None if file is None or file.is_larger_than(shrink_to) else file
+
+
+def is_plain_pillow(image: ImageInput, shrink_to: int | None = None) -> bool:
+    """Return whether an image is a Pillow image whose pixels are those of `decode`, as they are.
+
+    >>> is_plain_pillow(Image.new("RGB", (4, 4))), is_plain_pillow(Image.new("L", (4, 4)))
+    (True, False)
+    """
+    if type(image) is not Image.Image or image.mode != "RGB" or image.info or image.width * image.height > STRIP_PIXELS:
+        return False
+    is_upright = getattr(image, "_exif", None) is None or _get_orientation(image) == 1
+    return is_upright and (shrink_to is None or min(image.size) <= shrink_to)
 
 
 def hash_image(image: ImageInput) -> bytes:
@@ -247,10 +260,8 @@ def _register_heif() -> None:
 
 def _decode_pillow(image: Image.Image, shrink_to: int | None) -> Pixels:
     _check_size(*image.size)
-    if type(image) is Image.Image and image.mode == "RGB" and not image.info and image.width * image.height <= STRIP_PIXELS:
-        upright = getattr(image, "_exif", None) is None or _get_orientation(image) == 1
-        if upright and (shrink_to is None or min(image.size) <= shrink_to):
-            return np.asarray(image)
+    if is_plain_pillow(image, shrink_to):
+        return np.asarray(image)
     with _budget.reserve(_estimate_bytes(image, 0)):
         return _load_pixels(image, shrink_to)
 
