@@ -147,6 +147,12 @@ def eval_batches(images: OnDevice, targets: Sequence[int], transform: EvalTransf
     return iter_plain_batches(images, range(len(images)), targets, transform, EVAL_BATCH)  # type: ignore[arg-type]
 
 
+def plain_batches(images: OnDevice, targets: Sequence[int], transform: EvalTransform, share: float | None) -> Batches:
+    """Yield every image once, with the crop at prediction, or with one of another share of the short side."""
+    own = transform if share is None else replace(transform, resize=round(transform.size / share))
+    return eval_batches(images, targets, own)
+
+
 def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda method, result: None) -> dict[str, Any]:
     """Make a run; return its figures."""
     start = time.perf_counter()
@@ -168,7 +174,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         classes += names
         own = train.select_classes(names)
         targets = own.targets(classes)
-        plain = RepeatableBatches(partial(eval_batches, own, targets, evaluated))
+        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated))
         method.set_class_names(classes)
         method.begin_task(len(names), make_generator(cell.seed, "call", number, "begin"))
         began = time.perf_counter()

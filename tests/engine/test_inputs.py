@@ -106,10 +106,10 @@ def test_images_are_uploaded_once_and_then_evaluated_from_there(backbone: Path, 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_batches_are_kept_once_all_of_them_were_made(keep: bool) -> None:
-    starts: list[int] = []
+    starts: list[float | None] = []
 
-    def start() -> Iterator[tuple[Tensor, Tensor]]:
-        starts.append(1)
+    def start(share: float | None) -> Iterator[tuple[Tensor, Tensor]]:
+        starts.append(share)
         for number in range(3):
             yield torch.full((2,), float(number)), torch.tensor([number])
 
@@ -117,4 +117,7 @@ def test_batches_are_kept_once_all_of_them_were_made(keep: bool) -> None:
     next(iter(batches))  # stopped after the first
     for _ in range(3):
         assert [int(labels) for _, labels in batches] == [0, 1, 2]
-    assert len(starts) == (2 if keep else 4)
+    assert starts == [None] * (2 if keep else 4)
+    for _ in range(3):
+        assert [int(labels) for _, labels in batches.crop(0.7)] == [0, 1, 2]
+    assert starts == [None] * (2 if keep else 4) + [0.7] * (1 if keep else 3)

@@ -185,7 +185,8 @@ class ContinualClassifier(PredictingModel):
 
         trained = samples if self.method.trains_on_known_classes or not known else samples.select_classes(new)
         all_batches = self._eval_batches(samples, pipeline)
-        self.method.choose_effort(len(trained), len(trained.classes))
+        counted = trained if len(trained) else samples
+        self.method.choose_effort(len(counted), len(counted.classes))
         effort = self.method.effort
         if len(trained):
             first_epoch = stopped.config["progress"]["epochs_done"] if stopped else 0
@@ -260,9 +261,10 @@ class ContinualClassifier(PredictingModel):
         if self.method.divides_passes:
             groups = deal_batches(groups, get_communicator())
 
-        def start() -> Batches:
+        def start(share: float | None) -> Batches:
+            own = options if share is None else options.model_copy(update={"test_crop": share})
             for positions, own_size in groups:
-                yield from pipeline.eval_part(samples, positions, [targets[i] for i in positions], options, own_size)
+                yield from pipeline.eval_part(samples, positions, [targets[i] for i in positions], own, own_size)
 
         return RepeatableBatches(start, keep=pipeline.can_keep(len(samples)))
 

@@ -31,21 +31,32 @@ CACHE_BYTES = 2 * 1024**3  # of decoded images cached in memory
 
 
 class RepeatableBatches:
-    """Batches that can be iterated over more than once; those of the first time are kept if `keep`."""
+    """Batches that can be iterated over more than once; those of the first time are kept if `keep`.
 
-    def __init__(self, start: Callable[[], Batches], keep: bool = False) -> None:
+    `start` starts an iteration, over images with the central crop at prediction (None) or with one of another share.
+    """
+
+    def __init__(self, start: Callable[[float | None], Batches], keep: bool = False, share: float | None = None) -> None:
         self.start = start
         self.keep = keep
+        self.share = share
         self.kept: list[tuple[Tensor, Tensor]] | None = None
+        self.cropped: dict[float, RepeatableBatches] = {}
+
+    def crop(self, share: float) -> RepeatableBatches:
+        """Return the same batches, with a crop of this share of the short side of each image."""
+        if share not in self.cropped:
+            self.cropped[share] = RepeatableBatches(self.start, self.keep, share)
+        return self.cropped[share]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.kept is not None:
             return iter(self.kept)
-        return self._start_and_keep() if self.keep else iter(self.start())
+        return self._start_and_keep() if self.keep else iter(self.start(self.share))
 
     def _start_and_keep(self) -> Iterator[tuple[Tensor, Tensor]]:
         batches = []
-        for batch in self.start():
+        for batch in self.start(self.share):
             batches.append(batch)
             yield batch
         self.kept = batches

@@ -16,10 +16,10 @@ Shapes: B images of size S, C classes seen so far, T tasks seen so far.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,20 @@ from caprompt.methods.components.heads import Head, LinearHead
 from caprompt.methods.options import Options
 from caprompt.protocols import is_released
 
-__all__ = ["Batches", "HonestScores", "Method", "MethodOutput"]
+__all__ = ["Batches", "CroppableBatches", "HonestScores", "Method", "MethodOutput"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # images (B, 3, S, S) and their classes (B,)
+
+
+@runtime_checkable
+class CroppableBatches(Protocol):
+    """Batches of images that can also be had with another central crop than that at prediction."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+    def crop(self, share: float) -> Batches:
+        """Return the same batches, with a crop of this share of the short side of each image."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ whose class tokens are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from caprompt.backbones.vit import Stem, ViT
 from caprompt.errors import OptionError
-from caprompt.methods.base import Batches, HonestScores, Method, MethodOutput
+from caprompt.methods.base import Batches, CroppableBatches, HonestScores, Method, MethodOutput
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
 from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
@@ -55,6 +55,9 @@ __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
+MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
+ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
+MAX_SCORED_ROWS = 4 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
 
 LabeledFeatures: TypeAlias = list[tuple[Tensor, Tensor]]  # batches of features (n, K D) and classes (n,)
 
@@ -71,6 +74,7 @@ PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "modulation": 0.0,
         "readout_blocks": 1,
         "mirror": False,
+        "crops": False,
     }
 )
 
@@ -138,6 +142,11 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     mirror: bool = Field(
         True, description="classifier='ridge': fit it to mirrored images as well, unless flip is 0 or ridge_strength 'held-out'"
     )
+    crops: bool | Literal["auto"] = Field(
+        "auto",
+        description="classifier='ridge': fit it to a wider and a narrower crop of each image as well, unless ridge_strength is "
+        "'held-out'; 'auto': where a call has fewer than 50 images of a class, on average",
+    )
     exact_sums: bool = Field(
         False,
         description="classifier='ridge': add up features in float64, so that their sums do not depend on their order or on the "
@@ -167,6 +176,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
             "ridge_strength": "held-out",
             "readout_blocks": 1,
             "mirror": False,
+            "crops": False,
         }
     )
 
@@ -258,6 +268,7 @@ class CAPrompt(Method):
         {"ridge_strength": "held-out"},
         {"keep_features": True},
         {"readout_blocks": 2, "mirror": False},
+        {"crops": False},
     )
     options: CAPromptOptions
     head: LinearHead | CosineHead
@@ -276,6 +287,7 @@ class CAPrompt(Method):
         keep = options.keep_features
         dtype = torch.float64 if options.exact_sums else torch.float32
         self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep, dtype=dtype)
+        self.has_few_images = False  # of a class, in the current call
         self.num_blocks = 1 if options.readout_blocks == "auto" else options.readout_blocks  # K
         if self.num_blocks > vit.config.depth:
             raise OptionError(f"option 'readout_blocks' is {self.num_blocks}, but this backbone has {vit.config.depth} blocks")
@@ -292,6 +304,11 @@ class CAPrompt(Method):
     def min_trained_images(self) -> int:
         """The regression needs no trained prompt; the paper's head is itself trained."""
         return 0 if self.ridge is None else MIN_TRAINED_IMAGES
+
+    def choose_effort(self, num_images: int, num_classes: int) -> None:
+        """Choose the effort of training, and whether the regression is fitted to crops of the images."""
+        super().choose_effort(num_images, num_classes)
+        self.has_few_images = num_images < MAX_CROPPED_IMAGES * num_classes
 
     def set_num_blocks(self, count: int) -> None:
         """Let the regression read that many blocks; before the first images."""
@@ -511,16 +528,35 @@ class CAPrompt(Method):
         self.set_num_blocks(int(self.selected_blocks))
 
     @property
-    def num_views(self) -> int:
-        """How often the regression is fitted to an image: as it is, and mirrored if training mirrors images too.
+    def fits_mirrored(self) -> bool:
+        """Whether the regression is fitted to mirrored images as well, as the prompt is if training mirrors images.
 
         Not where some images are held out of it to select lambda: their mirror images would not be.
         """
-        return 2 if self.options.mirror and self.options.flip and self.options.ridge_strength != "held-out" else 1
+        return bool(self.options.mirror and self.options.flip) and self.options.ridge_strength != "held-out"
 
-    def make_views(self, images: Tensor) -> list[Tensor]:
-        """Return the images as they are, and if the regression is fitted to them, the mirrored ones."""
-        return [images, images.flip(-1)][: self.num_views]
+    def list_sources(self, batches: Batches) -> list[Batches]:
+        """Return the images as at prediction, and if the regression is fitted to crops, these; for images that can be cropped."""
+        fits_crops = self.has_few_images if self.options.crops == "auto" else self.options.crops
+        if not fits_crops or self.options.ridge_strength == "held-out" or not isinstance(batches, CroppableBatches):
+            return [batches]
+        own = self.options.test_crop
+        return [batches, *(batches.crop(share) for share in (1.0, ZOOM * own) if share != own)]
+
+    @torch.no_grad()
+    def extract_views(self, batches: Batches, extract: Callable[[Stem, int, int], Tensor]) -> list[LabeledFeatures]:
+        """Compute the features of all views to which the regression is fitted: for each view, features and labels by batch.
+
+        The first view is that at prediction. `extract` gets the images, the number of the view and that of the batch.
+        """
+        views: list[LabeledFeatures] = []
+        for source in self.list_sources(batches):
+            own: list[LabeledFeatures] = [[] for _ in range(2 if self.fits_mirrored else 1)]
+            for number, (images, labels) in enumerate(source):
+                for place, view in enumerate([images, images.flip(-1)][: len(own)]):
+                    own[place].append((extract(self.vit.stem(view), len(views) + place, number), labels))
+            views += own
+        return views
 
     @torch.no_grad()
     def start_at_means(self, batches: Batches) -> None:
@@ -561,23 +597,13 @@ class CAPrompt(Method):
             trained_first = len(self.task_sizes) == 1 and not bool(is_known.any())
             self.honest_scores = self.score_honestly(factor, rows, labels, trained_first, batches, shared, generator)
 
-    @torch.no_grad()
     def extract_first_views(self, batches: Batches) -> list[LabeledFeatures]:
-        """Run the first pass over all images, as they are and mirrored: for each view, features and labels by batch."""
-        views: list[LabeledFeatures] = [[] for _ in range(self.num_views)]
-        for images, labels in batches:
-            for view, own in zip(self.make_views(images), views, strict=True):
-                own.append((self.extract_first_features(self.vit.stem(view)), labels))
-        return views
+        """Run the first pass over all views of the images."""
+        return self.extract_views(batches, lambda stem, view, number: self.extract_first_features(stem))
 
-    @torch.no_grad()
     def extract_second_views(self, batches: Batches, first: Sequence[LabeledFeatures]) -> list[LabeledFeatures]:
-        """Run the second pass over the same batches, given the features of the first."""
-        views: list[LabeledFeatures] = [[] for _ in first]
-        for number, (images, labels) in enumerate(batches):
-            for view, before, own in zip(self.make_views(images), first, views, strict=True):
-                own.append((self.extract_second_features(self.vit.stem(view), before[number][0]), labels))
-        return views
+        """Run the second pass over the same views, given the features of the first."""
+        return self.extract_views(batches, lambda stem, view, number: self.extract_second_features(stem, first[view][number][0]))
 
     @torch.no_grad()
     def score_honestly(
@@ -595,20 +621,17 @@ class CAPrompt(Method):
         The prompt of the first pass was not trained on them. The second pass takes its task weights from the outputs of that one,
         so that it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first
         task, one pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
-        `own_rows` are the features of all images of the call in this process, (n, K D) each: of the first and the second pass,
-        and those of the mirrored images; `own_labels` are their classes. `trained_first` says that the call trained the prompt
+        `own_rows` are the features of all images of the call in this process, (n, K D) each: of the first and the second pass
+        over each of their views; `own_labels` are their classes. `trained_first` says that the call trained the prompt
         of the first task.
         """
         assert self.ridge is not None
-        chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
+        chosen = torch.randperm(shared.total, generator=generator)[: MAX_SCORED_ROWS // max(4, len(own_rows))]
         *rows, labels = shared.gather([*own_rows, own_labels], chosen)
         scale, predict_left_out = self.options.ridge_scale, self.ridge.leave_out(factor, rows, labels)
         if trained_first:
-            unprompted = [[rows[0][:0]] for _ in range(self.num_views)]
-            for images, _ in batches:
-                for view, own in zip(self.make_views(images), unprompted, strict=True):
-                    own.append(self.extract_unprompted(self.vit.stem(view)))
-            views = shared.gather([torch.cat(own) for own in unprompted], chosen)
+            unprompted = self.extract_views(batches, lambda stem, view, number: self.extract_unprompted(stem))
+            views = shared.gather([self.ridge.join(view)[0] for view in unprompted], chosen)
             honest = self.ridge.compute_left_out_alone(views, labels)
             return HonestScores(scale * honest, labels, scale * predict_left_out(rows[1]))
         first = predict_left_out(rows[0])
