@@ -189,7 +189,9 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
             return iter_cached_batches(own, targets, augmented, batch, seed=name)  # type: ignore[arg-type]
 
         fit_began = time.perf_counter()
+        vit.set_compiled(method.options.compile is True)
         trainer.fit(method, epoch_batches)
+        vit.set_compiled(False)
         torch.cuda.synchronize() if torch.cuda.is_available() else None
         fitting += time.perf_counter() - fit_began
         steps += method.epochs * len(own)
@@ -233,18 +235,21 @@ def measure(method: Method, images: OnDevice, classes: Sequence[str], transform:
     return torch.cat(found).cpu().numpy()
 
 
-def _work(cells: mp.Queue[Any], results: mp.Queue[Any], until: float) -> None:
+def _work(groups: mp.Queue[Any], results: mp.Queue[Any], until: float) -> None:
     torch.set_num_threads(1)
-    while time.time() < until:
+    while True:
         try:
-            cell = cells.get(timeout=1)
+            group = groups.get(timeout=1)
         except Empty:
             return
-        try:
-            results.put((cell, run(cell)))
-        except Exception:  # the other runs go on; the error is shown with its cell
-            results.put((cell, {"error": traceback.format_exc()[-1500:]}))
-        torch.cuda.empty_cache()  # other processes need the memory
+        for cell in group:
+            if time.time() >= until:
+                return
+            try:
+                results.put((cell, run(cell)))
+            except Exception:  # the other runs go on; the error is shown with its cell
+                results.put((cell, {"error": traceback.format_exc()[-1500:]}))
+            torch.cuda.empty_cache()  # other processes need the memory
 
 
 def describe(cell: Cell) -> dict[str, Any]:
@@ -260,7 +265,8 @@ def identify(record: dict[str, Any]) -> str:
 def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo: Callable[[Cell, dict[str, Any]], None]) -> None:
     """Make all runs that are not in the log yet, `workers` at a time; append a line for each; stop starting after `seconds`.
 
-    A run that failed is made again.
+    A run that failed is made again. Runs that differ in their class order alone are made by one process if they are compiled,
+    since it compiles once.
     """
     records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
     known = {identify(record["cell"]) for record in records if "ACC" in record}
@@ -269,10 +275,14 @@ def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo
     provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": describe_environment(device)}
     context = mp.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
-    for cell in todo:
-        queue.put(cell)
+    groups: dict[str, list[Cell]] = {}
+    for number, cell in enumerate(todo):
+        is_compiled = cell.options.get("compile") is True
+        groups.setdefault(identify(describe(replace(cell, seed=0))) if is_compiled else str(number), []).append(cell)
+    for group in groups.values():
+        queue.put(group)
     until = time.time() + seconds
-    pool = [context.Process(target=_work, args=(queue, results, until), daemon=True) for _ in range(min(workers, len(todo)))]
+    pool = [context.Process(target=_work, args=(queue, results, until), daemon=True) for _ in range(min(workers, len(groups)))]
     for process in pool:
         process.start()
     log.parent.mkdir(parents=True, exist_ok=True)

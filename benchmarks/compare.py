@@ -6,8 +6,9 @@
 features, RanPAC (20 epochs of unclipped SGD on the first task, as its authors train), our default, and the default trained jointly;
 with `--found results/search/found.json` also every method with the settings that `benchmarks/search.py` found for it.
 `--per-class` takes that many training images of each class. With `--validation 0.1` a tenth of the training images is tested on in
-place of the test images. Every run is a line of `--log`, and runs in the log are not repeated. Prints the table of test accuracies
-that docs/results.md has.
+place of the test images. `--compile` trains with torch.compile where a method's network is the same in every task, which halves
+the time of a run with a small backbone. Every run is a line of `--log`, and runs in the log are not repeated. Prints the table of
+test accuracies that docs/results.md has.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "default": ("caprompt", "default", {}),
     "default, trained jointly": ("caprompt", "default", {}),
 }
+NOT_COMPILED = ("ncm", "ridge", "linear", "finetune", "convprompt")  # train no network, another one, or one that grows
 
 
 def make_cells(args: argparse.Namespace) -> list[Cell]:
@@ -42,13 +44,18 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
         for data, backbone, per_class in ((d, b, n) for d in args.data for b in args.backbones for n in args.per_class or [None]):
             dataset, _, tasks = data.partition("=")
             found = json.loads(args.found.read_text(encoding="utf-8"))[Path(dataset).name] if args.found else {}
-            points = {f"{method}, searched": (method, Point(**point)) for method, point in found.items()}
+            points = {
+                f"{method}, searched": (method, Point(**point))
+                for method, point in found.items()
+                if not args.methods or method in args.methods
+            }
             searched = {
                 label: (method, "budget", point.make_options(method, backbone)) for label, (method, point) in points.items()
             }
             for label, (method, preset, options) in {**{label: ROWS[label] for label in args.rows}, **searched}.items():
                 has_projections = "projections" in get_method(method).options_class.model_fields
-                own = {"projections": args.projections} if has_projections else {}
+                own: dict[str, Any] = {"projections": args.projections} if has_projections else {}
+                own |= {"compile": True} if args.compile and method not in NOT_COMPILED else {}
                 common = {
                     "seed": seed,
                     "preset": preset,
@@ -81,6 +88,8 @@ def main() -> None:
     parser.add_argument("--found", type=Path, help="settings found by benchmarks/search.py")
     parser.add_argument("--projections", type=int, default=10_000)
     parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--methods", nargs="+", help="of the settings that were found; default: all")
+    parser.add_argument("--compile", action="store_true", help="train with torch.compile")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
     parser.add_argument("--log", type=Path, default=ROOT / "results" / "accuracy" / "comparison.jsonl")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -28,9 +28,10 @@ class CapturedFunction(Generic[Result]):
 
     That call allocates what outlives it (such as optimizer moments) and lets libraries select kernels.
 
-    Only inputs of the shapes of the first call are replayed; other shapes are computed eagerly. The
-    returned tensors are overwritten by the next call. The function must not synchronize with the
-    GPU and must update its state in place.
+    Only inputs of the shapes of the first call are replayed; other shapes are computed eagerly, and
+    not compiled where the function calls torch.compile: the last batch of an epoch is often shorter,
+    and compiling it takes longer than that saves. The returned tensors are overwritten by the next
+    call. The function must not synchronize with the GPU and must update its state in place.
     """
 
     def __init__(self, function: Callable[..., Result]) -> None:
@@ -44,7 +45,8 @@ class CapturedFunction(Generic[Result]):
         shapes = [tensor.shape for tensor in inputs]
         self.shapes = self.shapes or shapes
         if shapes != self.shapes:
-            return self.function(*inputs)
+            with _without_compiling():
+                return self.function(*inputs)
         with torch.cuda.device(inputs[0].device):
             return self._warm_up_or_replay(*inputs)
 
@@ -85,6 +87,12 @@ class CapturedFunction(Generic[Result]):
             finally:
                 graph.capture_end()
         return graph
+
+
+def _without_compiling() -> AbstractContextManager[object]:
+    """Return a context in which compiled functions are called as they were before, where PyTorch can do that (2.6)."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if set_stance is None else set_stance("force_eager")
 
 
 @contextmanager
