@@ -19,7 +19,9 @@ from caprompt.backbones.vit import COMPILED_METHODS, ViT
 from caprompt.callbacks.events import Consolidating, EpochEnded, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 from caprompt.checkpoint.model import has_stopped_call
 from caprompt.classifier import editing
+from caprompt.data.sources import read_source
 from caprompt.engine import trainer
+from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
 from caprompt.methods.base import Method
 
@@ -206,6 +208,26 @@ def test_images_of_known_classes_do_not_count_if_they_are_not_trained_on(backbon
             )
             assert learn_and_get_start(model, ["red", "blue"], start=20).effort.startswith(f"{expected} images")
     assert counts == [(5, 1), (10, 2)], "images and classes"
+
+
+def test_method_can_have_the_images_of_a_lesson_with_another_crop(backbone: Path) -> None:
+    model = make_model(backbone)
+    model.learn(squares(["red", "green"]))
+    samples, pipeline = read_source(squares(["red", "green"], start=50)), InputPipeline(model.backbone, model.device)
+    batches = model._eval_batches(samples, pipeline)
+    for share, own in ((None, batches), (0.5, batches.crop(0.5))):
+        options = model.method.options if share is None else model.method.options.model_copy(update={"test_crop": share})
+        expected = torch.cat([images for images, _ in pipeline.eval_batches(samples, [0] * len(samples), options)])
+        assert torch.equal(torch.cat([images for images, _ in own]), expected)
+
+
+def test_few_images_of_known_classes_are_cropped_like_those_of_new_ones(backbone: Path) -> None:
+    model = ContinualClassifier("caprompt", backbone, **quick_options("caprompt"))  # type: ignore[arg-type]
+    counts = []
+    for start in (0, 50):
+        model.learn(squares(["red", "green"], start=start))
+        counts.append(int(model.method.ridge.ridge.count))
+    assert counts == [10 * 12, 20 * 12], "two passes over six views of each image"
 
 
 def test_images_that_cannot_be_hashed_end_a_lesson_early(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

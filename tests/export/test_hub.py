@@ -68,7 +68,7 @@ def hub(running_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def trained(tmp_path_factory: pytest.TempPathFactory, backbone: Path) -> Path:
     """Return the folder of a model of caprompt that has learned two tasks; one class has one image, seen once in each pass."""
     folder = tmp_path_factory.mktemp("models") / "pets"
-    model = ContinualClassifier(backbone=backbone, device="cpu", mirror=False, **quick_options("caprompt"))  # type: ignore[arg-type]
+    model = ContinualClassifier(backbone=backbone, device="cpu", mirror=False, crops=False, **quick_options("caprompt"))  # type: ignore[arg-type]
     model.learn(squares(("red", "green")), checkpoint_dir=folder)
     model.learn(([square("blue", 1)], ["blue"]), checkpoint_dir=folder)
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -69,6 +70,81 @@ def fit_at_once(ridge: RandomRidge, pairs: list[tuple[Tensor, Tensor]]) -> Rando
     fresh.ridge.sums.zero_()
     fresh.partial_fit(pairs, torch.Generator())
     return fresh
+
+
+class Croppable:
+    """Batches whose images are darker the narrower the crop is."""
+
+    def __init__(self, share: float = 0.875) -> None:
+        self.share, self.asked = share, list[float]()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        images, labels = make_batch([0, 1] * 3, seed=0)
+        return iter([(images * self.share, labels)])
+
+    def crop(self, share: float) -> Croppable:
+        self.asked.append(share)
+        return Croppable(share)
+
+
+def learn_croppable(num_images: int, **options: object) -> tuple[CAPrompt, Croppable]:
+    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, readout_blocks=1, **options))  # type: ignore[arg-type]
+    method.begin_task(2, torch.Generator().manual_seed(0))
+    batches = Croppable()
+    method.choose_effort(num_images, 2)
+    method.prepare(batches, torch.Generator())
+    method.consolidate(batches, torch.Generator())
+    return method, batches
+
+
+def test_regression_is_fitted_to_crops_of_few_images() -> None:
+    """By hand: two passes over each image as at prediction, wider and narrower, and over the mirror images of these."""
+    method, _ = learn_croppable(num_images=6)
+    pairs = []
+    for share in (0.875, 1.0, 0.7):
+        for images, labels in Croppable(share):
+            for view in (images, images.flip(-1)):
+                stem = method.vit.stem(view)
+                features = method.extract_features(stem, method.expand_prompt(method.prompt, stem)).detach()
+                pairs += [(features, labels)] * 2  # all weight is on the only prompt
+    assert method.ridge is not None
+    expected = RandomRidge(TINY.width, 40, 0.1)
+    expected.grow(2, torch.Generator())
+    expected.load_state_dict({**method.ridge.state_dict(), "ridge.gram": torch.zeros(0, 0), "ridge.count": torch.tensor(0)})
+    expected.ridge.sums.zero_()
+    expected.partial_fit(pairs, torch.Generator())
+    torch.testing.assert_close(method.ridge.ridge.gram, expected.ridge.gram, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(method.ridge.ridge.sums, expected.ridge.sums, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("num_images", "options", "shares"),
+    [
+        (99, {}, {1.0, 0.7}),
+        (100, {}, set()),
+        (100, {"crops": True}, {1.0, 0.7}),
+        (6, {"crops": False}, set()),
+        (6, {"test_crop": 1.0}, {0.8}),
+        (6, {"ridge_strength": "held-out"}, set()),
+    ],
+    ids=["few", "fifty of a class", "asked for", "refused", "whole images", "held out"],
+)
+def test_crops_are_made_of_few_images_unless_options_say_else(
+    num_images: int, options: dict[str, object], shares: set[float]
+) -> None:
+    method, batches = learn_croppable(num_images, **options)
+    assert {round(share, 6) for share in batches.asked} == shares
+    assert method.ridge is not None
+    if options != {"ridge_strength": "held-out"}:
+        assert int(method.ridge.ridge.count) == 2 * 2 * 6 * (1 + len(shares)), "passes, mirror images, images, crops"
+
+
+def test_fewer_images_are_scored_as_left_out_if_each_has_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caprompt.methods.caprompt.MAX_SCORED_ROWS", 36)
+    for crops, expected in ((True, 3), (False, 6)):  # twelve and four rows for each of six images
+        method, _ = learn_croppable(6, crops=crops)
+        assert method.honest_scores is not None
+        assert len(method.honest_scores.labels) == expected
 
 
 def test_regression_classifies_every_pass() -> None:

@@ -569,8 +569,9 @@ class CAPrompt(Method):
         if self.divides_passes:
             get_communicator().add_up(sums)
             get_communicator().add_up(counts)
-        seen = counts > 0
-        self.head.weight[seen] = (sums[seen] / counts[seen].unsqueeze(1)).to(self.head.weight)
+        means = (sums / counts.clamp_min(1).unsqueeze(1)).to(self.head.weight)
+        # Without a selection of rows, for which a GPU would have to be waited for: it computes this while training is prepared.
+        self.head.weight.copy_(torch.where(counts.unsqueeze(1) > 0, means, self.head.weight))
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Update the class statistics; align the head (Algorithm 1) or update the regression."""

@@ -347,7 +347,8 @@ class RandomRidge(Head):
             W without the image = W - K^-1 H^T (I - A)^-1 (Y - H W)
         """
         hidden = [self.project(features).double() for features in rows]
-        solved = [torch.linalg.solve_triangular(factor, part.T, upper=False) for part in hidden]  # (M, n) each
+        # One call for all rows: for few columns at a time, a GPU would take longer.
+        solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T, upper=False).chunk(len(rows), dim=1)  # (M, n) each
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
         inner = torch.stack([torch.stack([(one * other).sum(dim=0) for other in solved], dim=1) for one in solved], dim=1)  # A
