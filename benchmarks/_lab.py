@@ -164,7 +164,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
     order = order_classes(sorted({train.labels[i] for i in train.indices}), "shuffled", cell.seed)[: cell.classes]
     tasks = split_tasks(order, cell.tasks)
     size, mean, std = backbone.config.image_size, backbone.mean, backbone.std
-    evaluated = EvalTransform(size, mean, std, resize=round(size / method.options.test_crop))
+    evaluated = EvalTransform(size, mean, std, resize=round(size / method.options.eval_crop))
     augmented = TrainTransform(
         size, mean, std, crop_scale=method.options.crop_scale, flip=method.options.flip, brightness=method.options.brightness
     )
@@ -181,6 +181,9 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         method.choose_effort(len(own), len(names))
         epochs = method.effort.epochs
         method.effort = replace(method.effort, epochs=max(min(1, epochs), round(cell.effort * epochs)))
+        method.choose_by_images(plain, make_generator(cell.seed, "call", number, "choose"))
+        evaluated = replace(evaluated, resize=round(size / method.input_options.eval_crop))
+        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated))
         method.prepare(plain, make_generator(cell.seed, "call", number, "prepare"))
         seed = derive_seed(cell.seed, "call", number)
 

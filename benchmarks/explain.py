@@ -116,7 +116,7 @@ def measure_model(title: str, model: ContinualClassifier, test: Samples) -> list
 
 def iterate_inputs(model: ContinualClassifier, samples: Samples) -> Iterator[Tensor]:
     """Yield each image as network input (3, S, S)."""
-    batches = InputPipeline(model.backbone, model.device).eval_batches(samples, [0] * len(samples), model.method.options)
+    batches = InputPipeline(model.backbone, model.device).eval_batches(samples, [0] * len(samples), model.method.input_options)
     return (image for images, _ in batches for image in images)
 
 

@@ -30,7 +30,7 @@ PROJECTIONS = 8000
 
 def resize_pillow(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:
     """Yield batches as for every method here."""
-    yield from InputPipeline(model.backbone, model.device).eval_batches(samples, targets, model.method.options, 500)
+    yield from InputPipeline(model.backbone, model.device).eval_batches(samples, targets, model.method.input_options, 500)
 
 
 def resize_interpolate(model: ContinualClassifier, samples: Samples, targets: list[int]) -> Batches:

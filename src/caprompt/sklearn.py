@@ -156,7 +156,7 @@ class _ModelNetwork(_Network):
     def __init__(self, model: ContinualClassifier) -> None:
         if not model.classes:
             raise InputError("the model has not learned any class yet, so it has no features of its own; give a backbone instead")
-        super().__init__(model.backbone, model.device, model.method.options)
+        super().__init__(model.backbone, model.device, model.method.input_options)
         self.model = model
         self.heads = [module for module in model.method.children() if isinstance(module, Head)]
 

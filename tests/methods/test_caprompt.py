@@ -386,6 +386,7 @@ def fit_two_tasks(**options: Any) -> CAPrompt:
         method.begin_task(3, rng)
         method.prompt.data.normal_(0, 1, generator=rng)
         batches = [(make_images(), LABELS - 3 * (number == 0))]
+        method.choose_by_images(batches, rng)
         method.prepare(batches, rng)
         method.consolidate(batches, rng)
     return method

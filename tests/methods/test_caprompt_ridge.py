@@ -88,10 +88,13 @@ class Croppable:
 
 
 def learn_croppable(num_images: int, **options: object) -> tuple[CAPrompt, Croppable]:
-    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, readout_blocks=1, **options))  # type: ignore[arg-type]
+    settings = {"length": 4, "projections": 40, "readout_blocks": 1, "test_crop": 0.875, **options}
+    method = CAPrompt(tiny_vit(), CAPromptOptions(**settings))  # type: ignore[arg-type]
     method.begin_task(2, torch.Generator().manual_seed(0))
     batches = Croppable()
     method.choose_effort(num_images, 2)
+    method.choose_by_images(batches, torch.Generator())
+    batches.asked.clear()
     method.prepare(batches, torch.Generator())
     method.consolidate(batches, torch.Generator())
     return method, batches
@@ -137,6 +140,43 @@ def test_crops_are_made_of_few_images_unless_options_say_else(
     assert method.ridge is not None
     if options != {"ridge_strength": "held-out"}:
         assert int(method.ridge.ridge.count) == 2 * 2 * 6 * (1 + len(shares)), "passes, mirror images, images, crops"
+
+
+class Bordered:
+    """Images whose class is seen at their borders only, which the usual crop cuts off, or everywhere else."""
+
+    def __init__(self, has_borders: bool, share: float = 0.875) -> None:
+        self.has_borders, self.share = has_borders, share
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        images, labels = make_batch([0, 1] * 6, seed=0)
+        noise = images - labels.view(-1, 1, 1, 1) + 2.5
+        return iter([(images if self.has_borders == (self.share == 1.0) else noise, labels)])
+
+    def crop(self, share: float) -> Bordered:
+        return Bordered(self.has_borders, share)
+
+
+@pytest.mark.parametrize("has_borders", [False, True])
+def test_crop_is_selected_by_the_first_images_and_saved(has_borders: bool) -> None:
+    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
+    assert method.input_options.test_crop == 0.875
+    for task in range(2):
+        method.begin_task(2, torch.Generator().manual_seed(task))
+        batches = Bordered(has_borders if task == 0 else not has_borders)  # later images do not change it
+        method.choose_by_images(batches, torch.Generator())
+        assert method.input_options.test_crop == (1.0 if has_borders else 0.875)
+    assert method.options.test_crop == "auto"
+    loaded = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
+    loaded.restore(method.task_sizes, method.state())
+    assert loaded.input_options.test_crop == method.input_options.test_crop
+
+
+def test_crop_that_was_asked_for_is_kept() -> None:
+    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, test_crop=0.5))
+    method.begin_task(2, torch.Generator())
+    method.choose_by_images(Bordered(has_borders=True), torch.Generator())
+    assert method.input_options.test_crop == 0.5
 
 
 def test_fewer_images_are_scored_as_left_out_if_each_has_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def _decode_one(model: PredictingModel, image: Any) -> Pixels:
 
 def _prepare(model: PredictingModel, pixels: Pixels) -> tuple[Pixels, Tensor]:
     """Return what the network sees of an image: in the resolution of the image, and as its input (1, 3, S, S)."""
-    pipeline, options = InputPipeline(model.backbone, model.device, cache_bytes=0), model.method.options
+    pipeline, options = InputPipeline(model.backbone, model.device, cache_bytes=0), model.method.input_options
     (network_input,) = pipeline.eval_images([pixels], options, 1)
     return crop_to_view(pixels, pipeline.make_eval_transform(options)), network_input
 

@@ -184,7 +184,6 @@ class ContinualClassifier(PredictingModel):
         known = tuple(name for name in samples.classes if name not in new)
 
         trained = samples if self.method.trains_on_known_classes or not known else samples.select_classes(new)
-        all_batches = self._eval_batches(samples, pipeline)
         counted = trained if len(trained) else samples
         self.method.choose_effort(len(counted), len(counted.classes))
         effort = self.method.effort
@@ -196,6 +195,9 @@ class ContinualClassifier(PredictingModel):
             callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, reason))
             if epochs:
                 pipeline.upload(trained)  # before the first pass, which then need not upload the same images
+            if stopped is None:
+                self.method.choose_by_images(self._eval_batches(trained, pipeline), self._make_generator("choose"))
+            all_batches = self._eval_batches(samples, pipeline)
             if stopped is None:
                 batches = all_batches if trained is samples else self._eval_batches(trained, pipeline)
                 self.method.prepare(batches, self._make_generator("prepare"))
@@ -221,6 +223,8 @@ class ContinualClassifier(PredictingModel):
                     save=save,
                     num_images=len(trained),
                 )
+        else:
+            all_batches = self._eval_batches(samples, pipeline)
         callback(Consolidating())
         self.method.consolidate(all_batches, self._make_generator("consolidate"))
         if get_communicator().size > 1 and not self.method.divides_passes:
@@ -256,7 +260,8 @@ class ContinualClassifier(PredictingModel):
 
         Of several processes, each gets its share of the batches if the method divides its passes.
         """
-        size, targets, options = choose_batch_size(len(samples), None, self.device), self._outputs(samples), self.method.options
+        size, targets = choose_batch_size(len(samples), None, self.device), self._outputs(samples)
+        options = self.method.input_options
         groups = self._group(options, targets, size)
         if self.method.divides_passes:
             groups = deal_batches(groups, get_communicator())

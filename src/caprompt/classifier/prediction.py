@@ -122,7 +122,7 @@ class PredictingModel(ModelState):
         size = choose_batch_size(len(inputs), batch_size, self.device)
         with self.override_options(options), explain_without_skipping():
             predictor = self._predictors.get(self.method, size)
-            for batch in pipeline.eval_images(inputs, self.method.options, size, short_ends=predictor.has_short_batches):
+            for batch in pipeline.eval_images(inputs, self.method.input_options, size, short_ends=predictor.has_short_batches):
                 yield self.convert_output(predictor(batch))
 
     def explain(
@@ -232,7 +232,7 @@ class PredictingModel(ModelState):
 
     def _predict_samples(self, pipeline: InputPipeline, samples: Samples, size: int, **tasks: Any) -> MethodOutput:
         """Run the method over samples and return its output, with a calibrated logit per class name."""
-        predictor, options = self._predictors.get(self.method, size), self.method.options
+        predictor, options = self._predictors.get(self.method, size), self.method.input_options
         output = predict_samples(predictor, pipeline, samples, options, size, short_ends=predictor.has_short_batches, **tasks)
         return self.convert_output(output)
 

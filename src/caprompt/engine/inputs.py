@@ -84,7 +84,7 @@ class InputPipeline:
     def make_eval_transform(self, options: Options) -> EvalTransform:
         """Return the transform of decoded images at test time."""
         size = self.backbone.config.image_size
-        return EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.test_crop))
+        return EvalTransform(size, *self.mean_and_std(options), resize=round(size / options.eval_crop))
 
     def eval_batches(
         self, samples: Samples, targets: Sequence[int], options: Options, batch_size: int = 64, *, short_ends: bool = False

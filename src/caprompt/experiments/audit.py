@@ -130,7 +130,7 @@ def _predict_probabilities(
     model: ContinualClassifier, pipeline: InputPipeline, samples: Samples, order: Sequence[int], batch_size: int
 ) -> Tensor:
     """Return class probabilities (N, C) of images that are predicted in this order, in the order of the samples."""
-    output = predict_samples(model.method.predict, pipeline, samples.select(order), model.method.options, batch_size)
+    output = predict_samples(model.method.predict, pipeline, samples.select(order), model.method.input_options, batch_size)
     probabilities = output.logits.softmax(dim=1).cpu()
     restored = torch.empty_like(probabilities)
     restored[torch.tensor(list(order))] = probabilities

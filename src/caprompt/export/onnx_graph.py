@@ -110,7 +110,7 @@ def encode_onnx(model: ContinualClassifier, *, weights: Weights = "fp32", opset:
         _strip_traces(graph)
         inputs = InputPipeline(model.backbone, torch.device("cpu"))
         assert inputs.cache.shrink_to is not None
-        add_preprocessing(graph, inputs.make_eval_transform(model.method.options), inputs.cache.shrink_to)
+        add_preprocessing(graph, inputs.make_eval_transform(model.method.input_options), inputs.cache.shrink_to)
         store_weights(graph, weights)
         for key, value in make_metadata(model, weights).items():
             graph.metadata_props.add(key=key, value=value)

@@ -115,6 +115,14 @@ class Method(nn.Module, ABC):
         min_images = self.min_trained_images * num_classes
         self.effort = choose_effort(self.options, num_images, self.default_learning_rate, min_images)
 
+    def choose_by_images(self, batches: Batches, generator: torch.Generator) -> None:
+        """Choose what depends on the images of the first task; called before `prepare`."""
+
+    @property
+    def input_options(self) -> Options:
+        """The options by which images are prepared for prediction."""
+        return self.options
+
     @property
     def epochs(self) -> int:
         """Number of training epochs of the current task; with 0, `loss` is never called."""

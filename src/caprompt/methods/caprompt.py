@@ -44,10 +44,11 @@ from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
 from caprompt.methods.components.exact_sums import OTHER_PROJECTION, OTHER_TRAINING
 from caprompt.methods.components.heads import CosineHead, LinearHead
 from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, PrefixOptions, draw_prompt, resolve_layers
-from caprompt.methods.components.readout import list_candidates, select_num_blocks
+from caprompt.methods.components.readout import list_candidates, select_crop, select_num_blocks
 from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.options import USUAL_CROP
 from caprompt.methods.registry import register
 from caprompt.utils.communication import get_communicator
 
@@ -75,6 +76,7 @@ PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "readout_blocks": 1,
         "mirror": False,
         "crops": False,
+        "test_crop": USUAL_CROP,
     }
 )
 
@@ -94,6 +96,11 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     )
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto", description="learning rate of the prompts, the head's is times head_rate; 'auto' follows from the backbone's width"
+    )
+    test_crop: Annotated[float, Field(ge=0.1, le=1)] | Literal["auto"] = Field(
+        "auto",
+        description="size of the central crop at prediction, as a fraction of the short side; 'auto' is 0.875, or 1 if the first "
+        "task's images, each left out in turn, say so",
     )
     training_prompt: Literal["own", "mixture"] = Field(
         "own", description="prompt with which a task is trained: its own, or the mixture of all tasks' prompts, as in the paper"
@@ -274,6 +281,7 @@ class CAPrompt(Method):
     head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
     selected_blocks: Tensor  # number of last blocks that the regression reads; only with readout_blocks='auto'
+    selected_crop: Tensor  # share of the short side that is read; only with test_crop='auto'
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options, CosineHead(vit.config.width) if options.training_head == "cosine" else None)
@@ -294,6 +302,14 @@ class CAPrompt(Method):
         if options.readout_blocks == "auto":
             self.register_buffer("selected_blocks", torch.tensor(1))
         self.set_num_blocks(self.num_blocks)
+        self.crop = options.eval_crop
+        if options.test_crop == "auto":
+            self.register_buffer("selected_crop", torch.tensor(self.crop))
+
+    @property
+    def input_options(self) -> CAPromptOptions:
+        """The options, with the crop that was selected."""
+        return self.options.model_copy(update={"test_crop": self.crop}) if self.options.test_crop == "auto" else self.options
 
     @property
     def default_learning_rate(self) -> float:
@@ -322,6 +338,8 @@ class CAPrompt(Method):
         """Give the regression its width before its own state is loaded."""
         if f"{prefix}selected_blocks" in state:
             self.set_num_blocks(int(state[f"{prefix}selected_blocks"]))
+        if f"{prefix}selected_crop" in state:
+            self.crop = round(float(state[f"{prefix}selected_crop"]), 6)  # it is stored in float32
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
@@ -500,32 +518,50 @@ class CAPrompt(Method):
 
     # -- before and after training on a task -------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def choose_by_images(self, batches: Batches, generator: torch.Generator) -> None:
+        """Select the crop and the number of blocks to read, by some of the first task's images and the frozen backbone."""
+        if self.ridge is None or len(self.task_sizes) > 1:
+            return
+        sources, shares = [batches], [self.crop]
+        if self.options.test_crop == "auto" and isinstance(batches, CroppableBatches):
+            sources, shares = [batches, batches.crop(1.0)], [self.crop, 1.0]
+        candidates = list_candidates(self.vit.config.depth) if self.options.readout_blocks == "auto" else [self.num_blocks]
+        if len(sources) == len(candidates) == 1:
+            return
+        width, seed = self.vit.config.width, int(torch.randint(2**62, (), generator=generator))
+        read = [self.read_blocks(source, candidates[-1], torch.Generator().manual_seed(seed)) for source in sources]
+        strength, labels = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default, read[0][1]
+        if len(sources) > 1:
+            best = select_crop([features[:, -width:] for features, _ in read], labels, strength)
+            self.selected_crop.fill_(shares[best])
+            get_communicator().copy_from_first(self.selected_crop)  # unlike devices may round a near tie differently
+            self.crop = round(float(self.selected_crop), 6)
+        if self.options.readout_blocks == "auto":
+            features = read[shares.index(self.crop)][0]
+            self.selected_blocks.fill_(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
+            get_communicator().copy_from_first(self.selected_blocks)
+            self.set_num_blocks(int(self.selected_blocks))
+
+    def read_blocks(self, batches: Batches, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the frozen backbone's features of some images, (n, num_blocks D), and their classes (n,)."""
+        assert self.ridge is not None
+        pairs = [(self.vit(self.vit.stem(images), num_blocks=num_blocks), labels) for images, labels in batches]
+        shared = SharedRows([len(labels) for _, labels in pairs], get_communicator())
+        chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
+        features, labels = shared.gather(self.ridge.join(pairs, num_blocks * self.vit.config.width), chosen)
+        return features, labels
+
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
-        """Select the blocks to read, start the cosine head at class means, and fit the regression to the first pass.
+        """Start the cosine head at class means, and fit the regression to the first pass.
 
         The last only where training needs it, for the weights of the mixture; otherwise `consolidate` does it.
         """
-        if self.options.readout_blocks == "auto" and self.ridge is not None and len(self.task_sizes) == 1:
-            self.select_blocks(batches, generator)
         if self.options.training_head == "cosine":
             self.start_at_means(batches)
         if self.ridge is not None and self.trains_mixture:
             pairs = [pair for view in self.extract_first_views(batches) for pair in view]
             self.ridge.partial_fit(pairs, generator, get_communicator())
-
-    @torch.no_grad()
-    def select_blocks(self, batches: Batches, generator: torch.Generator) -> None:
-        """Select the number of blocks to read, by some of the first task's images and the frozen backbone."""
-        assert self.ridge is not None
-        candidates, width = list_candidates(self.vit.config.depth), self.vit.config.width
-        pairs = [(self.vit(self.vit.stem(images), num_blocks=candidates[-1]), labels) for images, labels in batches]
-        shared = SharedRows([len(labels) for _, labels in pairs], get_communicator())
-        chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
-        features, labels = shared.gather(self.ridge.join(pairs, candidates[-1] * width), chosen)
-        strength = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default
-        self.selected_blocks.fill_(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
-        get_communicator().copy_from_first(self.selected_blocks)  # unlike devices may round a near tie differently
-        self.set_num_blocks(int(self.selected_blocks))
 
     @property
     def fits_mirrored(self) -> bool:
@@ -540,8 +576,7 @@ class CAPrompt(Method):
         fits_crops = self.has_few_images if self.options.crops == "auto" else self.options.crops
         if not fits_crops or self.options.ridge_strength == "held-out" or not isinstance(batches, CroppableBatches):
             return [batches]
-        own = self.options.test_crop
-        return [batches, *(batches.crop(share) for share in (1.0, ZOOM * own) if share != own)]
+        return [batches, *(batches.crop(share) for share in (1.0, ZOOM * self.crop) if share != self.crop)]
 
     @torch.no_grad()
     def extract_views(self, batches: Batches, extract: Callable[[Stem, int, int], Tensor]) -> list[LabeledFeatures]:

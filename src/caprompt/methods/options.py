@@ -31,6 +31,7 @@ LARGEST: Mapping[str, float] = types.MappingProxyType(
     }
 )
 LARGEST_OF_ALL = 1e12  # of any other number
+USUAL_CROP = 0.875  # 224 of 256 pixels
 
 
 class Options(BaseModel):
@@ -63,8 +64,9 @@ class Options(BaseModel):
     )
     flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip in training")
     brightness: float = Field(0.0, ge=0, le=1, description="strength of random brightness jitter in training")
-    test_crop: float = Field(
-        0.875, ge=0.1, le=1, description="size of the central crop at prediction, as a fraction of the short side"
+    test_crop: Annotated[float, Field(ge=0.1, le=1)] | Literal["auto"] = Field(
+        USUAL_CROP,
+        description="size of the central crop at prediction, as a fraction of the short side; 'auto' is the method's own choice",
     )
     normalise: Literal["backbone", "none", "cifar100", "imagenet"] = Field(
         "backbone", description="image mean and std: those of the backbone, none, or those of CIFAR-100 or ImageNet"
@@ -84,6 +86,11 @@ class Options(BaseModel):
     #: Added options, with the value that models saved before the option existed were trained with.
     #: Needed only where that is not the default; subclasses declare their own.
     before_added: typing.ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
+
+    @property
+    def eval_crop(self) -> float:
+        """The size of the central crop at prediction; the usual one where the method is yet to choose it."""
+        return USUAL_CROP if self.test_crop == "auto" else self.test_crop
 
     @classmethod
     def complete_saved(cls, saved: Mapping[str, Any]) -> dict[str, Any]:

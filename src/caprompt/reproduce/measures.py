@@ -116,7 +116,7 @@ def concavity(model: ContinualClassifier, images: Samples) -> Mapping[str, Any]:
     samples, targets = model.read_labeled(images, pipeline, skip_bad=False)
     with model.override_options({"precision": "fp32"}), torch.no_grad():
         compute_terms = partial(_compute_theorem_terms, method)
-        parts, _ = map_samples(compute_terms, pipeline, samples, targets, method.options, BATCH_SIZE)
+        parts, _ = map_samples(compute_terms, pipeline, samples, targets, method.input_options, BATCH_SIZE)
     terms = {name: torch.cat([part[name] for part in parts]).double().cpu() for name in parts[0]}
     return {"protocol": describe_protocol(method.options), "images": len(samples), **dict(_compute_theorem_metrics(terms))}
 

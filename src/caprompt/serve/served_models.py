@@ -71,7 +71,7 @@ class LoadedModel:
         pixels = decode_untrusted(content, max_pixels, shrink_to)
         if self.pipeline.batched:
             return pixels
-        transform = self.pipeline.make_eval_transform(self.classifier.method.options)
+        transform = self.pipeline.make_eval_transform(self.classifier.method.input_options)
         return render(pixels, transform.make_view(pixels.shape[1], pixels.shape[0]), transform)
 
     def compute_output(self, prepared: Sequence[NDArray[Any]]) -> MethodOutput:
@@ -85,7 +85,7 @@ class LoadedModel:
 
     def _make_batches(self, prepared: Sequence[NDArray[Any]], size: int) -> Iterator[torch.Tensor]:
         if self.pipeline.batched:
-            yield from self.pipeline.eval_images(prepared, self.classifier.method.options, size)
+            yield from self.pipeline.eval_images(prepared, self.classifier.method.input_options, size)
         else:
             for start in range(0, len(prepared), size):
                 yield torch.from_numpy(np.stack(prepared[start : start + size]))

@@ -214,7 +214,7 @@ def _image_batch(model: ContinualClassifier, count: int) -> Tensor:
     colors = [*FIRST, *SECOND, *THIRD]
     images = [square(colors[number % len(colors)], 500 + number) for number in range(count)]
     pipeline = InputPipeline(model.backbone, model.device)
-    return torch.cat(list(pipeline.eval_images(read_images(images), model.method.options)))
+    return torch.cat(list(pipeline.eval_images(read_images(images), model.method.input_options)))
 
 
 def _assert_batch_invariant(model: ContinualClassifier) -> None:
