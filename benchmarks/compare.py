@@ -56,6 +56,7 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
                 has_projections = "projections" in get_method(method).options_class.model_fields
                 own: dict[str, Any] = {"projections": args.projections} if has_projections else {}
                 own |= {"compile": True} if args.compile and method not in NOT_COMPILED else {}
+                own |= {"test_crop": args.test_crop} if args.test_crop and not label.startswith("default") else {}
                 common = {
                     "seed": seed,
                     "preset": preset,
@@ -89,6 +90,7 @@ def main() -> None:
     parser.add_argument("--projections", type=int, default=10_000)
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--methods", nargs="+", help="of the settings that were found; default: all")
+    parser.add_argument("--test-crop", type=float, help="central crop of all rows but the default, which selects its own")
     parser.add_argument("--compile", action="store_true", help="train with torch.compile")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")

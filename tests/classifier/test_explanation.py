@@ -46,7 +46,7 @@ def teach(method: str, backbone: Path, **options: Any) -> ContinualClassifier:
 
 @pytest.fixture(scope="module")
 def model(backbone: Path) -> ContinualClassifier:
-    return teach("caprompt", backbone)
+    return teach("caprompt", backbone, test_crop=0.875)
 
 
 def measure_drops(
