@@ -6,9 +6,8 @@
 features, RanPAC (20 epochs of unclipped SGD on the first task, as its authors train), our default, and the default trained jointly;
 with `--found results/search/found.json` also every method with the settings that `benchmarks/search.py` found for it.
 `--per-class` takes that many training images of each class. With `--validation 0.1` a tenth of the training images is tested on in
-place of the test images. `--compile` trains with torch.compile where a method's network is the same in every task, which halves
-the time of a run with a small backbone. Every run is a line of `--log`, and runs in the log are not repeated. Prints the table of
-test accuracies that docs/results.md has.
+place of the test images. `--compile` trains our rows with torch.compile, which halves the time of a run with a small backbone.
+Every run is a line of `--log`, and runs in the log are not repeated. Prints the table of test accuracies that docs/results.md has.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "default": ("caprompt", "default", {}),
     "default, trained jointly": ("caprompt", "default", {}),
 }
-NOT_COMPILED = ("ncm", "ridge", "linear", "finetune", "convprompt")  # train no network, another one, or one that grows
 
 
 def make_cells(args: argparse.Namespace) -> list[Cell]:
@@ -55,7 +53,7 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
             for label, (method, preset, options) in {**{label: ROWS[label] for label in args.rows}, **searched}.items():
                 has_projections = "projections" in get_method(method).options_class.model_fields
                 own: dict[str, Any] = {"projections": args.projections} if has_projections else {}
-                own |= {"compile": True} if args.compile and method not in NOT_COMPILED else {}
+                own |= {"compile": True} if args.compile and method == "caprompt" else {}
                 own |= {"test_crop": args.test_crop} if args.test_crop and not label.startswith("default") else {}
                 common = {
                     "seed": seed,

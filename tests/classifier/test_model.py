@@ -22,7 +22,7 @@ from caprompt.classifier import editing
 from caprompt.data.sources import read_source
 from caprompt.engine import trainer
 from caprompt.engine.inputs import InputPipeline
-from caprompt.errors import CapromptError, DataError, ModelFolderError, OptionError
+from caprompt.errors import CapromptError, CapromptWarning, DataError, ModelFolderError, OptionError
 from caprompt.methods.base import Method
 
 
@@ -645,3 +645,19 @@ def test_long_trainings_are_compiled_and_nothing_else(backbone: Path, monkeypatc
     assert events[:3] == ["compiled", "fit", "plain"]
     make_model(backbone, compile=True)
     assert events[-1] == "compiled"
+
+
+@pytest.mark.parametrize(("method", "layers"), [("ease", {}), ("hide-prompt", {}), ("caprompt", {"layers": [0]})])
+def test_blocks_without_a_prompt_are_not_compiled(
+    backbone: Path, monkeypatch: pytest.MonkeyPatch, method: str, layers: dict[str, object]
+) -> None:
+    """On a GPU their compiled attention was wrong."""
+    compiled: list[bool] = []
+    monkeypatch.setattr(ViT, "set_compiled", lambda self, enabled: compiled.append(enabled))
+    monkeypatch.setattr(trainer, "is_worth_compiling", lambda num_images, device: True)
+    options = {**quick_options(method), **layers}
+    ContinualClassifier(method, backbone, **options).learn(squares(["red", "blue"]))  # type: ignore[arg-type]
+    with pytest.warns(CapromptWarning, match="'compile' has no effect"):
+        ContinualClassifier(method, backbone, compile=True, **options).learn(squares(["red", "blue"]))  # type: ignore[arg-type]
+    assert compiled
+    assert not any(compiled)

@@ -43,7 +43,7 @@ from caprompt.data.validation import validate_images
 from caprompt.engine import trainer
 from caprompt.engine.inference import choose_batch_size
 from caprompt.engine.inputs import InputPipeline, RepeatableBatches
-from caprompt.errors import InputError, ModelFolderError
+from caprompt.errors import CapromptWarning, InputError, ModelFolderError
 from caprompt.methods.base import Batches, HonestScores
 from caprompt.methods.options import Options
 from caprompt.methods.removal import remove_class
@@ -235,9 +235,13 @@ class ContinualClassifier(PredictingModel):
 
     @contextmanager
     def _compile_for(self, num_images: int) -> Iterator[None]:
-        """Compile the network within the context if that pays for a training on so many images."""
+        """Compile the network within the context if that pays for a training on so many images, and the method can be compiled."""
+        if self.method.options.compile is True and not self.method.can_compile_step:
+            message = f"option 'compile' has no effect: '{self.method.name}' cannot be compiled with these options"
+            warnings.warn(message, CapromptWarning, stacklevel=2)
         if self.method.options.compile == "auto":
-            self._vit.set_compiled(trainer.is_worth_compiling(num_images, self.device))
+            is_worth_it = self.method.can_compile_step and trainer.is_worth_compiling(num_images, self.device)
+            self._vit.set_compiled(is_worth_it)
         try:
             yield
         finally:

@@ -150,7 +150,8 @@ class ModelState:
     def _configure_backbone(self) -> None:
         """Set the frozen backbone to the dtype and the compilation that the options set."""
         self._vit.recompute = self.method.options.recompute
-        self._vit.set_compiled(self.method.options.compile is True)  # 'auto' is decided when the length of a training is known
+        # 'auto' is decided when the length of a training is known.
+        self._vit.set_compiled(self.method.options.compile is True and self.method.can_compile_step)
         precision = self.method.options.precision
         if fp8.set_precision(self._vit, resolve_dtype(precision, self.device), precision == FP8, self.backbone.weights):
             self._predictors.clear()

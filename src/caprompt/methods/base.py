@@ -129,6 +129,11 @@ class Method(nn.Module, ABC):
         return self.effort.epochs
 
     @property
+    def can_compile_step(self) -> bool:
+        """Whether torch.compile may be used for training: where a compiled step was measured on a GPU, and was right."""
+        return False
+
+    @property
     def trained_head(self) -> nn.Module:
         """Module trained at the head's learning rate: the head, or a proxy for it."""
         return self.head

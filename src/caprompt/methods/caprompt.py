@@ -312,6 +312,11 @@ class CAPrompt(Method):
         return self.options.model_copy(update={"test_crop": self.crop}) if self.options.test_crop == "auto" else self.options
 
     @property
+    def can_compile_step(self) -> bool:
+        """Where every block has a prompt: in blocks without one, compiled attention was wrong on an H200 (docs/performance.md)."""
+        return len(self.layers) == self.vit.config.depth
+
+    @property
     def default_learning_rate(self) -> float:
         """The wider the backbone, the more each step of a prompt changes its features."""
         return RATE_TIMES_WIDTH / self.vit.config.width
