@@ -22,11 +22,15 @@ def read(path: str) -> str:
 
 ROW_NAMES = {
     "the default": "default",
+    "the default, without crops": "default, without crops",
     "the default, reading the last block only": "last block only",
     "ridge regression on frozen features": "ridge, frozen features",
     "RanPAC, the first task for 20 epochs": "RanPAC, 20 epochs",
     "nearest class mean of frozen features": "nearest class mean",
-    **{f"{name}, searched": f"{name.lower()}, searched" for name in ("MOS", "SSIAT", "TUNA", "RanPAC", "MoAL", "HiDe-Prompt")},
+    **{
+        f"{name}, searched": f"{name.lower()}, searched"
+        for name in ("MOS", "SSIAT", "TUNA", "RanPAC", "MoAL", "HiDe-Prompt", "EASE")
+    },
 }
 
 
@@ -49,10 +53,9 @@ def test_cars_tables_are_those_of_the_results_page() -> None:
             heads = cells
         elif heads[0] == "ACC in percent":
             backbone = backbones[heads[1].partition(",")[0]]
-            if (backbone, cells[0]) != ("deit_tiny_patch16_224", "the default"):  # which is of another benchmark, see below
-                expected = find_result("stanford_cars98_192px", backbone, "all", ROW_NAMES[cells[0]])
-                assert (cells[1].replace(" (two orders)", ""), *cells[2:]) == expected
-                compared += 1
+            expected = find_result("stanford_cars98_192px", backbone, "all", ROW_NAMES[cells[0]])
+            assert (cells[1].replace(" (two orders)", ""), *cells[2:]) == expected
+            compared += 1
         else:
             for head, value in zip(heads[1:], cells[1:], strict=True):
                 row = find_result(
@@ -60,21 +63,30 @@ def test_cars_tables_are_those_of_the_results_page() -> None:
                 )
                 assert value == row[0]
                 compared += 1
-    assert compared == 10 + 4 + 20
+    assert compared == 11 + 4 + 20
     assert f"reach {find_result('stanford_cars98_192px', 'deit_tiny_patch16_224', 'all', 'caprompt, searched')[0]}." in " ".join(
         section.split()
     )
 
 
+def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
+    section = PAGE.partition("## CIFAR-100 and Tiny-ImageNet")[2].partition("\nThe other methods")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    for label, acc, *others in rows:
+        expected = find_result("cifar100", "deit_tiny_patch16_224", "all", ROW_NAMES[label])
+        assert (acc.replace(" (two orders)", ""), *others) == expected
+    assert len(rows) == 8
+
+
 def test_tiny_imagenet_of_the_default_is_that_of_the_results_page() -> None:
-    assert f"| {find_result('tinyimagenet200_64px', 'deit_tiny_patch16_224', 'all', 'default')[0]} (three orders) |" in PAGE
+    result = find_result("tinyimagenet200_64px", "deit_tiny_patch16_224", "all", "default, without crops")[0]
+    assert f"| {result} (three orders) |" in PAGE
 
 
-def test_the_default_is_that_of_the_calibration_benchmark() -> None:
+def test_the_default_without_crops_is_that_of_the_calibration_benchmark() -> None:
     runs = json.loads(read("results/accuracy/calibration.json"))["runs"]
-    for data, heading in (("stanford_cars98_192px", "Photos"), ("cifar100", "CIFAR-100 and Tiny-ImageNet")):
-        accuracy = mean_std([run["accuracy"] for run in runs if run["data"] == data])
-        assert f"| the default | {accuracy.text(2)} |" in PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+    accuracy = mean_std([run["accuracy"] for run in runs if run["data"] == "cifar100"])
+    assert f"| the default, without crops | {accuracy.text(2)} |" in PAGE.partition("## CIFAR-100 and Tiny-ImageNet")[2]
 
 
 def test_cifar100_and_tiny_imagenet_table_is_that_of_the_results_page() -> None:
