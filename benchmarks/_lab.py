@@ -192,7 +192,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
             return iter_cached_batches(own, targets, augmented, batch, seed=name)  # type: ignore[arg-type]
 
         fit_began = time.perf_counter()
-        vit.set_compiled(method.options.compile is True)
+        vit.set_compiled(method.options.compile is True and method.can_compile_step)
         trainer.fit(method, epoch_batches)
         vit.set_compiled(False)
         torch.cuda.synchronize() if torch.cuda.is_available() else None

@@ -132,8 +132,11 @@ def test_evidence_of_a_base_counts_while_a_model_needs_it(
 
 
 @pytest.mark.parametrize("name", ["ranpac", "caprompt"])
-def test_models_that_share_a_trained_first_task_are_merged(backbone: Path, name: str, tmp_path: Path) -> None:
-    """RanPAC with an adapter may learn new classes after it, CAPrompt further images."""
+def test_models_that_share_a_trained_first_task_are_merged(
+    backbone: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RanPAC with an adapter may learn new classes after it, CAPrompt further images; what the first images selected stays."""
+    monkeypatch.setattr("caprompt.methods.caprompt.select_crop", lambda *arguments: 1)  # whole images
     options: dict[str, Any] = {"epochs": 2, "batch_size": 8, "projections": 60, "exact_sums": True}
     options |= {"adapt_first": True, "bottleneck": 4} if name == "ranpac" else {"length": 4, "epochs": 2}
     names = NAMES if name == "ranpac" else NAMES[:2]
@@ -157,6 +160,7 @@ def test_models_that_share_a_trained_first_task_are_merged(backbone: Path, name:
     with pytest.raises(InputError, match=r"12 image\(s\) of .* as well and would count twice; .*base=\.\.\."):
         merge(folders, tmp_path / "c")
     merged = merge(folders, tmp_path / "c", base=tmp_path / "base", device="cpu")
+    assert merged.method.input_options.eval_crop == base.method.input_options.eval_crop == (0.875 if name == "ranpac" else 1.0)
     test = squares(names, each=30, start=500)[0]
     assert [each.label for each in merged.predict(test)] == [each.label for each in expected.predict(test)]
     assert merged.images_seen == expected.images_seen

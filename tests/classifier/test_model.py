@@ -20,10 +20,12 @@ from caprompt.callbacks.events import Consolidating, EpochEnded, Event, ImagesCh
 from caprompt.checkpoint.model import has_stopped_call
 from caprompt.classifier import editing
 from caprompt.data.sources import read_source
+from caprompt.data.transforms import EvalTransform
 from caprompt.engine import trainer
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import CapromptError, CapromptWarning, DataError, ModelFolderError, OptionError
 from caprompt.methods.base import Method
+from caprompt.methods.options import Options
 
 
 def make_model(backbone: Path, **settings: object) -> ContinualClassifier:
@@ -219,6 +221,32 @@ def test_method_can_have_the_images_of_a_lesson_with_another_crop(backbone: Path
         options = model.method.options if share is None else model.method.options.model_copy(update={"test_crop": share})
         expected = torch.cat([images for images, _ in pipeline.eval_batches(samples, [0] * len(samples), options)])
         assert torch.equal(torch.cat([images for images, _ in own]), expected)
+
+
+def test_selected_crop_is_used_everywhere(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole images are selected; predictions, evaluations and explanations read them, also after loading."""
+    monkeypatch.setattr("caprompt.methods.caprompt.select_crop", lambda *arguments: 1)
+    model = ContinualClassifier("caprompt", backbone, **quick_options("caprompt"))  # type: ignore[arg-type]
+    model.learn(squares(["red", "green"]))
+    model.save(tmp_path / "model")
+    loaded, size = ContinualClassifier.load(tmp_path / "model"), model.backbone.config.image_size
+    sizes: list[int | None] = []
+    make_transform = InputPipeline.make_eval_transform
+
+    def record(pipeline: InputPipeline, options: Options) -> EvalTransform:
+        transform = make_transform(pipeline, options)
+        sizes.append(transform.resize)
+        return transform
+
+    monkeypatch.setattr(InputPipeline, "make_eval_transform", record)
+    for each in (model, loaded):
+        each.predict(squares(["red"])[0])
+        each.evaluate(squares(["red", "green"], start=20))
+        each.explain(squares(["red"])[0][0], copies=32)
+    assert len(sizes) >= 6
+    assert set(sizes) == {size}
+    loaded.learn(squares(["blue"]))
+    assert set(sizes) == {size, round(size / 0.8)}, "and a narrower crop in lessons"
 
 
 def test_few_images_of_known_classes_are_cropped_like_those_of_new_ones(backbone: Path) -> None:

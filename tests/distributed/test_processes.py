@@ -23,7 +23,15 @@ from caprompt.utils.communication import ALONE, get_communicator
 
 WORKER = Path(__file__).with_name("worker.py")
 NAMES = ["red", "green", "blue"]
-OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exact_sums": "true"}  # as in the worker
+# As in the worker.
+OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exact_sums": "true", "crops": "true"}
+    "epochs": 4,
+    "batch_size": 16,
+    "length": 4,
+    "projections": 100,
+    "exact_sums": "true",
+    "crops": "true",
+}  # as in the worker
 
 
 def torchrun(count: int, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:

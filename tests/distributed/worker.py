@@ -23,7 +23,7 @@ from caprompt.methods.base import Method
 from caprompt.testing.tiny import TINY, tiny_vit
 from caprompt.utils.communication import choose_share, get_communicator
 
-OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exact_sums": True}
+OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exact_sums": True, "crops": True}
 
 
 def make_method() -> Method:

@@ -120,4 +120,4 @@ def test_batches_are_kept_once_all_of_them_were_made(keep: bool) -> None:
     assert starts == [None] * (2 if keep else 4)
     for _ in range(3):
         assert [int(labels) for _, labels in batches.crop(0.7)] == [0, 1, 2]
-    assert starts == [None] * (2 if keep else 4) + [0.7] * (1 if keep else 3)
+    assert starts == [None] * (2 if keep else 4) + [0.7] * 3

@@ -129,8 +129,11 @@ def test_regression_is_fitted_to_crops_of_few_images() -> None:
         (6, {"crops": False}, set()),
         (6, {"test_crop": 1.0}, {0.8}),
         (6, {"ridge_strength": "held-out"}, set()),
+        (6, {"exact_sums": True}, set()),
+        (6, {"keep_features": True}, set()),
+        (6, {"keep_features": True, "crops": True}, {1.0, 0.7}),
     ],
-    ids=["few", "fifty of a class", "asked for", "refused", "whole images", "held out"],
+    ids=["few", "fifty of a class", "asked for", "refused", "whole images", "held out", "exact sums", "kept", "kept, asked for"],
 )
 def test_crops_are_made_of_few_images_unless_options_say_else(
     num_images: int, options: dict[str, object], shares: set[float]

@@ -41,13 +41,10 @@ class RepeatableBatches:
         self.keep = keep
         self.share = share
         self.kept: list[tuple[Tensor, Tensor]] | None = None
-        self.cropped: dict[float, RepeatableBatches] = {}
 
     def crop(self, share: float) -> RepeatableBatches:
-        """Return the same batches, with a crop of this share of the short side of each image."""
-        if share not in self.cropped:
-            self.cropped[share] = RepeatableBatches(self.start, self.keep, share)
-        return self.cropped[share]
+        """Return the same batches, with a crop of this share of the short side of each image; they are not kept."""
+        return RepeatableBatches(self.start, share=share)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.kept is not None:

@@ -152,7 +152,8 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     crops: bool | Literal["auto"] = Field(
         "auto",
         description="classifier='ridge': fit it to a wider and a narrower crop of each image as well, unless ridge_strength is "
-        "'held-out'; 'auto': where a call has fewer than 50 images of a class, on average",
+        "'held-out'; 'auto': where a call has fewer than 50 images of a class, on average, and neither exact_sums nor "
+        "keep_features is set",
     )
     exact_sums: bool = Field(
         False,
@@ -576,10 +577,22 @@ class CAPrompt(Method):
         """
         return bool(self.options.mirror and self.options.flip) and self.options.ridge_strength != "held-out"
 
+    @property
+    def fits_crops(self) -> bool:
+        """Whether the regression is fitted to crops as well.
+
+        By itself not where sums must not depend on how images are divided among calls, nor where features are kept, which
+        would take three times the space.
+        """
+        if self.options.ridge_strength == "held-out":
+            return False
+        if self.options.crops == "auto":
+            return self.has_few_images and not (self.options.exact_sums or self.options.keep_features)
+        return self.options.crops
+
     def list_sources(self, batches: Batches) -> list[Batches]:
         """Return the images as at prediction, and if the regression is fitted to crops, these; for images that can be cropped."""
-        fits_crops = self.has_few_images if self.options.crops == "auto" else self.options.crops
-        if not fits_crops or self.options.ridge_strength == "held-out" or not isinstance(batches, CroppableBatches):
+        if not self.fits_crops or not isinstance(batches, CroppableBatches):
             return [batches]
         return [batches, *(batches.crop(share) for share in (1.0, ZOOM * self.crop) if share != self.crop)]
 
@@ -711,8 +724,8 @@ class CAPrompt(Method):
     @property
     def common_state(self) -> dict[str, str]:
         """The regressions add up if their inputs are the same."""
-        trained = ("prompt", "earlier", "head", *(("selected_blocks",) if self.options.readout_blocks == "auto" else ()))
-        return {"ridge.seed": OTHER_PROJECTION, **dict.fromkeys(trained, OTHER_TRAINING)}
+        selected = [name for name in ("selected_blocks", "selected_crop") if hasattr(self, name)]
+        return {"ridge.seed": OTHER_PROJECTION, **dict.fromkeys(("prompt", "earlier", "head", *selected), OTHER_TRAINING)}
 
     def explain_unmergeable(self) -> str | None:
         """Refuse what is not a regression with a single prompt; with two, its inputs depend on what was learned before."""
