@@ -25,13 +25,6 @@ WORKER = Path(__file__).with_name("worker.py")
 NAMES = ["red", "green", "blue"]
 # As in the worker.
 OPTIONS = {"epochs": 4, "batch_size": 16, "length": 4, "projections": 100, "exact_sums": "true", "crops": "true"}
-    "epochs": 4,
-    "batch_size": 16,
-    "length": 4,
-    "projections": 100,
-    "exact_sums": "true",
-    "crops": "true",
-}  # as in the worker
 
 
 def torchrun(count: int, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
