@@ -58,7 +58,7 @@ RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
-MAX_SCORED_ROWS = 4 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
+MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
 
 LabeledFeatures: TypeAlias = list[tuple[Tensor, Tensor]]  # batches of features (n, K D) and classes (n,)
 
@@ -597,13 +597,13 @@ class CAPrompt(Method):
         return [batches, *(batches.crop(share) for share in (1.0, ZOOM * self.crop) if share != self.crop)]
 
     @torch.no_grad()
-    def extract_views(self, batches: Batches, extract: Callable[[Stem, int, int], Tensor]) -> list[LabeledFeatures]:
-        """Compute the features of all views to which the regression is fitted: for each view, features and labels by batch.
+    def extract_views(self, sources: Sequence[Batches], extract: Callable[[Stem, int, int], Tensor]) -> list[LabeledFeatures]:
+        """Compute the features of all views of the images: for each view, features and labels by batch.
 
         The first view is that at prediction. `extract` gets the images, the number of the view and that of the batch.
         """
         views: list[LabeledFeatures] = []
-        for source in self.list_sources(batches):
+        for source in sources:
             own: list[LabeledFeatures] = [[] for _ in range(2 if self.fits_mirrored else 1)]
             for number, (images, labels) in enumerate(source):
                 for place, view in enumerate([images, images.flip(-1)][: len(own)]):
@@ -653,11 +653,13 @@ class CAPrompt(Method):
 
     def extract_first_views(self, batches: Batches) -> list[LabeledFeatures]:
         """Run the first pass over all views of the images."""
-        return self.extract_views(batches, lambda stem, view, number: self.extract_first_features(stem))
+        return self.extract_views(self.list_sources(batches), lambda stem, view, number: self.extract_first_features(stem))
 
     def extract_second_views(self, batches: Batches, first: Sequence[LabeledFeatures]) -> list[LabeledFeatures]:
         """Run the second pass over the same views, given the features of the first."""
-        return self.extract_views(batches, lambda stem, view, number: self.extract_second_features(stem, first[view][number][0]))
+        return self.extract_views(
+            self.list_sources(batches), lambda stem, view, number: self.extract_second_features(stem, first[view][number][0])
+        )
 
     @torch.no_grad()
     def score_honestly(
@@ -680,11 +682,11 @@ class CAPrompt(Method):
         of the first task.
         """
         assert self.ridge is not None
-        chosen = torch.randperm(shared.total, generator=generator)[: MAX_SCORED_ROWS // max(4, len(own_rows))]
+        chosen = torch.randperm(shared.total, generator=generator)[: min(MAX_SCORED, MAX_SCORED_ROWS // len(own_rows))]
         *rows, labels = shared.gather([*own_rows, own_labels], chosen)
         scale, predict_left_out = self.options.ridge_scale, self.ridge.leave_out(factor, rows, labels)
         if trained_first:
-            unprompted = self.extract_views(batches, lambda stem, view, number: self.extract_unprompted(stem))
+            unprompted = self.extract_views([batches], lambda stem, view, number: self.extract_unprompted(stem))
             views = shared.gather([self.ridge.join(view)[0] for view in unprompted], chosen)
             honest = self.ridge.compute_left_out_alone(views, labels)
             return HonestScores(scale * honest, labels, scale * predict_left_out(rows[1]))
