@@ -216,6 +216,17 @@ def test_features_of_a_model_are_those_that_it_classifies(method: str, backbone:
     assert [model.classes[index] for index in logits.argmax(dim=1).tolist()] == labels
 
 
+def test_features_of_a_model_that_reads_several_blocks(backbone: Path) -> None:
+    model = ContinualClassifier(backbone=backbone, readout_blocks=2, **quick_options("caprompt"))  # type: ignore[arg-type]
+    model.learn(squares(["red", "green"]))
+    extractor, (images, _) = FeatureExtractor(model=model), squares(["red", "green"], each=2, start=30)
+    features = extractor.fit_transform(images)
+    assert features.shape == (4, 2 * 32)
+    assert len(extractor.get_feature_names_out()) == 2 * 32
+    labels = [model.classes[index] for index in model.method.ridge(torch.from_numpy(features)).argmax(dim=1).tolist()]
+    assert labels == [prediction.label for prediction in model.predict(images)]
+
+
 def test_extracting_features_leaves_the_model_as_it_was(backbone: Path) -> None:
     model = ContinualClassifier("caprompt", backbone, **{**quick_options("caprompt"), "cycles": "auto"})  # type: ignore[arg-type]
     model.learn(squares(["red", "green"]))

@@ -157,6 +157,7 @@ class _ModelNetwork(_Network):
         if not model.classes:
             raise InputError("the model has not learned any class yet, so it has no features of its own; give a backbone instead")
         super().__init__(model.backbone, model.device, model.method.input_options)
+        self.width *= getattr(model.method, "num_blocks", 1)  # a classifier may read several blocks side by side
         self.model = model
         self.heads = [module for module in model.method.children() if isinstance(module, Head)]
 
