@@ -40,7 +40,7 @@ cells = [
 ]
 executor = None if address == "none" else RayExecutor(address, heartbeat=0.5, expiry=10)
 run_grid(cells, Path(cells_dir), device="cpu", progress=PrintingProgress(), executor=executor)
-""".replace("{options}", repr({**QUICK, "epochs": 10}))
+""".replace("{options}", repr({**QUICK, "epochs": 10, "crops": False}))
 )
 
 # In JSON files. The hashes are those of metrics.jsonl, which has durations, and of a whole configuration, at its end.

@@ -75,7 +75,6 @@ PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "modulation": 0.0,
         "readout_blocks": 1,
         "mirror": False,
-        "crops": False,
         "test_crop": USUAL_CROP,
     }
 )
@@ -282,7 +281,7 @@ class CAPrompt(Method):
     head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
     selected_blocks: Tensor  # number of last blocks that the regression reads; only with readout_blocks='auto'
-    selected_crop: Tensor  # share of the short side that is read; only with test_crop='auto'
+    reads_whole: Tensor  # whether images are read whole, and not with the usual crop; only with test_crop='auto'
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
         super().__init__(vit, options, CosineHead(vit.config.width) if options.training_head == "cosine" else None)
@@ -305,7 +304,7 @@ class CAPrompt(Method):
         self.set_num_blocks(self.num_blocks)
         self.crop = options.eval_crop
         if options.test_crop == "auto":
-            self.register_buffer("selected_crop", torch.tensor(self.crop))
+            self.register_buffer("reads_whole", torch.tensor(0, dtype=torch.uint8))
 
     @property
     def input_options(self) -> CAPromptOptions:
@@ -340,12 +339,16 @@ class CAPrompt(Method):
         if self.ridge is not None:
             self.ridge.set_width(count * self.vit.config.width)
 
+    def set_crop(self, reads_whole: bool) -> None:
+        """Read images whole, or with the usual crop."""
+        self.crop = 1.0 if reads_whole else USUAL_CROP
+
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Give the regression its width before its own state is loaded."""
         if f"{prefix}selected_blocks" in state:
             self.set_num_blocks(int(state[f"{prefix}selected_blocks"]))
-        if f"{prefix}selected_crop" in state:
-            self.crop = round(float(state[f"{prefix}selected_crop"]), 6)  # it is stored in float32
+        if f"{prefix}reads_whole" in state:
+            self.set_crop(bool(state[f"{prefix}reads_whole"]))
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
@@ -540,9 +543,9 @@ class CAPrompt(Method):
         strength, labels = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default, read[0][1]
         if len(sources) > 1:
             best = select_crop([features[:, -width:] for features, _ in read], labels, strength)
-            self.selected_crop.fill_(shares[best])
-            get_communicator().copy_from_first(self.selected_crop)  # unlike devices may round a near tie differently
-            self.crop = round(float(self.selected_crop), 6)
+            self.reads_whole.fill_(best)
+            get_communicator().copy_from_first(self.reads_whole)  # unlike devices may round a near tie differently
+            self.set_crop(bool(self.reads_whole))
         if self.options.readout_blocks == "auto":
             features = read[shares.index(self.crop)][0]
             self.selected_blocks.fill_(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
@@ -726,7 +729,7 @@ class CAPrompt(Method):
     @property
     def common_state(self) -> dict[str, str]:
         """The regressions add up if their inputs are the same."""
-        selected = [name for name in ("selected_blocks", "selected_crop") if hasattr(self, name)]
+        selected = [name for name in ("selected_blocks", "reads_whole") if hasattr(self, name)]
         return {"ridge.seed": OTHER_PROJECTION, **dict.fromkeys(("prompt", "earlier", "head", *selected), OTHER_TRAINING)}
 
     def explain_unmergeable(self) -> str | None:
