@@ -23,6 +23,7 @@ from _lab import OnDevice, eval_batches, load_images, load_network
 from torch import Tensor
 
 from caprompt.data.transforms import EvalTransform
+from caprompt.methods.components.readout import compute_kernel
 
 USUAL, WHOLE, NARROW = 0.875, 1.0, 0.7
 STRENGTH = 0.1
@@ -55,20 +56,13 @@ def extract(dataset: str, backbone_path: str, per_class: int, num_classes: int |
     return {key: torch.cat(parts) for key, parts in views.items()}, torch.tensor(targets)
 
 
-def compute_kernel(a: Tensor, b: Tensor) -> Tensor:
-    """Return the kernel of infinitely many random rectified projections: (n, D), (m, D) -> (n, m)."""
-    scale = a.norm(dim=1).unsqueeze(1) * b.norm(dim=1)
-    angle = (a @ b.T / scale).clamp(-1, 1).acos()
-    kernel: Tensor = scale * (angle.sin() + (torch.pi - angle) * angle.cos()) / (2 * torch.pi)
-    return kernel
-
-
 def predict(learned: Tensor, labels: Tensor, tested: Tensor, num_classes: int) -> Tensor:
     """Return the classes that a regression on learned features (n, D) predicts for others (m, D)."""
-    kernel = compute_kernel(learned, learned)
+    squares = learned.square().sum(dim=1)
+    kernel = compute_kernel(learned @ learned.T, squares, squares)
     kernel.diagonal().add_(STRENGTH * kernel.diagonal().mean())
     weights = torch.linalg.solve(kernel, F.one_hot(labels, num_classes).double())
-    predicted: Tensor = (compute_kernel(tested, learned) @ weights).argmax(dim=1)
+    predicted: Tensor = (compute_kernel(tested @ learned.T, tested.square().sum(dim=1), squares) @ weights).argmax(dim=1)
     return predicted
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SHARES", "compute_left_out_errors", "list_candidates", "select_crop", "select_num_blocks"]
+__all__ = ["SHARES", "compute_kernel", "compute_left_out_errors", "list_candidates", "select_crop", "select_num_blocks"]
 
 SHARES = (6, 3, 2)  # a sixth, a third, or half of the blocks
 
@@ -77,6 +77,21 @@ def _find_lowest(errors: Sequence[Tensor]) -> int:
     return best if gain.mean() > gain.std() / math.sqrt(len(gain)) else 0
 
 
+def compute_kernel(products: Tensor, squares: Tensor, other_squares: Tensor) -> Tensor:
+    """Return the kernel of infinitely many random rectified projections, from inner products (n, m) and squared lengths (n,), (m,).
+
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> compute_kernel(one.unsqueeze(1), one, one).item()
+    0.5
+    """
+    tiny = torch.finfo(products.dtype).tiny
+    scale = squares.clamp_min(tiny).sqrt().unsqueeze(1) * other_squares.clamp_min(tiny).sqrt()
+    cosine = (products / scale).clamp(-1, 1)
+    angle = cosine.acos()
+    kernel: Tensor = scale * (angle.sin() + (math.pi - angle) * cosine) / (2 * math.pi)
+    return kernel
+
+
 def compute_left_out_errors(products: Tensor, labels: Tensor, strength: float) -> Tensor:
     """Return the squared error of the regression for each image that is left out: inner products (n, n), (n,) -> (n,).
 
@@ -88,11 +103,8 @@ def compute_left_out_errors(products: Tensor, labels: Tensor, strength: float) -
     >>> bool((errors < 0.1).all())
     True
     """
-    lengths = products.diagonal().clamp_min(torch.finfo(products.dtype).tiny).sqrt()
-    scale = lengths.unsqueeze(1) * lengths
-    cosine = (products / scale).clamp(-1, 1)
-    angle = cosine.acos()
-    kernel = scale * (angle.sin() + (math.pi - angle) * cosine) / (2 * math.pi)
+    squares = products.diagonal()
+    kernel = compute_kernel(products, squares, squares)
     kernel.diagonal().add_(strength * kernel.diagonal().mean())
     inverse = torch.linalg.inv(kernel)
     targets = F.one_hot(labels).to(kernel)
