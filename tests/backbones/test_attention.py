@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprompt.backbones.attention import Attention, attend_with_prefix, pad_front
+from caprompt.backbones.attention import Attention, pad_front
 
 B, N, D, ROWS = 3, 7, 16, 2
 
@@ -56,8 +56,10 @@ def test_prefix_written_into_padding_equals_concatenation(index: int | None) -> 
 def test_custom_operator_declares_its_mutation_and_shapes() -> None:
     attention, (x, keys, values) = make_attention(), random_tensors((B, N, D), (B, ROWS, D), (B, ROWS, D))
     projected = attention.qkv(pad_front(x, ROWS))
-    torch.library.opcheck(attend_with_prefix, (projected, keys, values, attention.heads))
-    torch.library.opcheck(attend_with_prefix, (projected[..., D:].contiguous(), keys, values, attention.heads, x[:, :1]))
+    torch.library.opcheck(torch.ops.caprompt.attend_beside.default, (projected, keys, values, attention.heads))
+    torch.library.opcheck(
+        torch.ops.caprompt.attend_beside.default, (projected[..., D:].contiguous(), keys, values, attention.heads, x[:, :1])
+    )
     compiled = torch.compile(attention.attend_in_padding, dynamic=False, backend="aot_eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, (keys, values), None), attention.attend_in_padding(x, (keys, values), None))

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -102,3 +106,37 @@ def test_state_of_another_optimizer_is_refused(change: Callable[[dict[str, Tenso
     change(state)
     with pytest.raises(InputError, match="does not fit its optimizer, so it is damaged; discard that call"):
         load_optimizer_state(target, state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference"),
+    [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", partial(torch.optim.SGD, momentum=0.9))],
+)
+def test_steps_are_those_of_the_optimizer_of_pytorch(kind: Literal["adam", "adamw", "sgd"], reference: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(5, generator=generator)
+    gradients = torch.randn(4, 5, generator=generator)
+    own, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizers = (make_optimizer(kind, [([own], 0.1)], weight_decay=0.01), reference([other], lr=0.1, weight_decay=0.01))
+    for gradient in gradients:
+        for parameter, optimizer in zip((own, other), optimizers, strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert parameter.grad is None
+    assert torch.equal(own, other)
+
+
+def test_learning_does_not_import_the_compiler() -> None:
+    """Importing it takes seconds, and nothing is compiled in so short a training."""
+    code = """
+import sys
+import numpy as np
+from caprompt import ContinualClassifier
+
+model, images = ContinualClassifier(epochs=1), list(np.random.default_rng(0).integers(0, 255, (4, 40, 40, 3), dtype=np.uint8))
+model.learn((images, ["cat", "dog"] * 2))
+model.predict(images)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

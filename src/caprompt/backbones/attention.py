@@ -14,33 +14,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from caprompt.backbones.layers import linear
+from caprompt.backbones.operators import define_operator
 
 __all__ = ["Attention", "attend_with_prefix"]
 
 
-@torch.library.custom_op(
-    "caprompt::attend_beside",
-    mutates_args=("projected",),
-    schema="(Tensor(a0!) projected, Tensor keys, Tensor values, SymInt heads, Tensor? query=None) -> Tensor",
-)
 def attend_with_prefix(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
-    """Write prefix keys and values, (B, n, D), into padding and attend: -> (B, N, D).
+    """Write prefix keys and values, (B, n, D), into padding and attend, without gradients: -> (B, N, D).
 
     `projected` holds queries, keys and values, (B, n + N, 3 D), whose first n rows are padding; or
-    only keys and values, (B, n + N, 2 D), if `query` is passed. A custom operator, since
+    only keys and values, (B, n + N, 2 D), if `query` is passed. An operator of its own, since
     torch.compile would copy a tensor that it sees partly overwritten.
     """
+    attended: Tensor = torch.ops.caprompt.attend_beside(projected, keys, values, heads, query)
+    return attended
+
+
+def _attend_with_prefix(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
     padding, width = keys.shape[1:]
     key, value = projected[..., -2 * width :].chunk(2, dim=2)
     key[:, :padding], value[:, :padding] = keys, values
     return _attend(projected[:, padding:, :width] if query is None else query, key, value, heads).contiguous()
 
 
-@attend_with_prefix.register_fake
-def _(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
+def _describe_attended(projected: Tensor, keys: Tensor, values: Tensor, heads: int, query: Tensor | None = None) -> Tensor:
     images, rows, _ = projected.shape
     padding, width = keys.shape[1:]
     return projected.new_empty(images, rows - padding if query is None else query.shape[1], width)
+
+
+define_operator(
+    "attend_beside(Tensor(a0!) projected, Tensor keys, Tensor values, SymInt heads, Tensor? query=None) -> Tensor",
+    _attend_with_prefix,
+    _describe_attended,
+)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
@@ -98,8 +105,7 @@ class Attention(nn.Module):
         keys, values = (rows.to(x.dtype) for rows in prefix)
         padded = pad_front(x, keys.shape[1])
         query, projected = (None, self.qkv(padded)) if index is None else self._project_separately(x[:, index].unsqueeze(1), padded)
-        attended: Tensor = attend_with_prefix(projected, keys, values, self.heads, query)
-        return attended
+        return attend_with_prefix(projected, keys, values, self.heads, query)
 
     def _project(self, x: Tensor, index: int | None, qkv: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, N or 1, D), keys and values (B, N, D)."""

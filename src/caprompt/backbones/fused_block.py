@@ -97,8 +97,7 @@ def _run_first_layer(mlp: Mlp, x: Tensor) -> Tensor:
 
     if mlp.quick:
         return apply_quick_gelu(F.linear(x, mlp.fc1.weight, mlp.fc1.bias))
-    hidden: Tensor = linear_gelu(x, mlp.fc1.weight, mlp.fc1.bias)
-    return hidden
+    return linear_gelu(x, mlp.fc1.weight, mlp.fc1.bias)
 
 
 def _attend(block: Block, x: Tensor, normed: Tensor | None, adaptation: Adaptation, index: int | None) -> Tensor:
@@ -125,8 +124,7 @@ def _attend(block: Block, x: Tensor, normed: Tensor | None, adaptation: Adaptati
         delta = F.pad(delta.to(x.dtype), (0, 0, padding, 0))
         projected = projected + delta[..., -projected.shape[2] :]
         query = query if query is None else query + delta[:, index, :width].unsqueeze(1)
-    attended: Tensor = attend_with_prefix(projected, keys, values, attention.heads, query)
-    return attended
+    return attend_with_prefix(projected, keys, values, attention.heads, query)
 
 
 def _get_factor(scale: nn.Module) -> Tensor | None:

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from caprompt.backbones.operators import define_operator
+
 __all__ = ["Norm", "compact_gelu", "compact_norm", "linear", "linear_gelu"]
 
 STEPS = 200  # quantization steps per unit of the GELU's derivative
@@ -72,17 +74,23 @@ class Norm(nn.LayerNorm):
         return super().forward(x)
 
 
-@torch.library.custom_op("caprompt::linear_gelu", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor bias) -> Tensor")
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute gelu(x W^T + b) in one kernel, without gradients: (..., D) -> (..., M)."""
+    out: Tensor = torch.ops.caprompt.linear_gelu(x, weight, bias)
+    return out
+
+
+def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     out: Tensor = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     shaped: Tensor = out.unflatten(0, x.shape[:-1])
     return shaped
 
 
-@linear_gelu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _describe_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+define_operator("linear_gelu(Tensor x, Tensor weight, Tensor bias) -> Tensor", _linear_gelu, _describe_linear_gelu)
 
 
 class _CompactGelu(torch.autograd.Function):

@@ -152,8 +152,7 @@ class Mlp(nn.Module):
             and not (torch.is_grad_enabled() or self.quick)
             and isinstance(self.fc1, nn.Linear)
         ):
-            fused: Tensor = linear_gelu(x, self.fc1.weight, self.fc1.bias)
-            return fused
+            return linear_gelu(x, self.fc1.weight, self.fc1.bias)
         if self.compact and not self.quick and type(self.fc1) is nn.Linear and not self.fc1.bias.requires_grad:
             return compact_gelu(F.linear(x, self.fc1.weight), self.fc1.bias)
         hidden: Tensor = self.fc1(x)

@@ -10,6 +10,7 @@ GPU waits for the host most of the time. Replaying a graph launches all of them 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -91,6 +92,8 @@ class CapturedFunction(Generic[Result]):
 
 def _without_compiling() -> AbstractContextManager[object]:
     """Return a context in which compiled functions are called as they were before, where PyTorch can do that (2.6)."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing the compiler takes seconds
+        return nullcontext()
     set_stance = getattr(torch.compiler, "set_stance", None)
     return nullcontext() if set_stance is None else set_stance("force_eager")
 

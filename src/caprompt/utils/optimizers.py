@@ -6,7 +6,9 @@ rates are tensors, so that they can change between replays of a captured step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -32,10 +34,22 @@ def make_optimizer(
             rate = torch.tensor(base, device=parameters[0].device) if on_gpu else base
             param_groups.append({"params": parameters, "base": base, "lr": rate, "fused": on_gpu or None})
     if kind == "sgd":
-        return torch.optim.SGD(param_groups, momentum=momentum, weight_decay=weight_decay)
-    optimizer_class = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+        return _without_compiler(torch.optim.SGD)(param_groups, momentum=momentum, weight_decay=weight_decay)
+    optimizer_class = _without_compiler(torch.optim.AdamW if kind == "adamw" else torch.optim.Adam)
     capturable = any(group["fused"] for group in param_groups)
     return optimizer_class(param_groups, weight_decay=weight_decay, capturable=capturable)
+
+
+@cache
+def _without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """Return the optimizer without its decorators for torch.compile, the first call of which imports the whole compiler.
+
+    That takes seconds, as long as the training of a small task, and no optimizer is compiled here.
+    """
+    decorated = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(optimizer_class, name)) for name in decorated}
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer_class.step))
+    return type(optimizer_class.__name__, (optimizer_class,), methods)
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
