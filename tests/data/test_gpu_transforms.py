@@ -81,7 +81,7 @@ def test_sums_over_pixels_are_exact(size: int) -> None:
     rng = torch.Generator().manual_seed(0)
     for source in (7, 20, 32, 61, 300):
         whole, zero = torch.tensor([float(source)]), torch.zeros(1)
-        weights = make_resampling_weights(zero, whole, torch.tensor([float(size)]), zero, size, source)[0]
+        weights = make_resampling_weights(zero, whole, torch.tensor([float(size)]), zero, size, source, source / size)[0]
         levels = torch.randint(0, 256, (source, 40), generator=rng).float()
         levels[:, :20] = 255.0 * (levels[:, :20] > 127)  # sharp edges, where the negative parts of the kernel count most
         shuffled = torch.randperm(source, generator=rng)

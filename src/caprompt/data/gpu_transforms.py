@@ -60,12 +60,13 @@ def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
 
 def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the matrices of B views of images of shape (..., H, W, 3) for `_resample`, and brightness (B, 1, 1, 1)."""
-    table = [[*view.box, *view.resized, *view.corner, view.flip, view.brightness] for view in views]
-    parameters = to_device(torch.tensor(table, dtype=torch.float32), device)
-    left, top, right, bottom, width, height, x, y, flip, brightness = parameters.unbind(1)  # (B,) each
-    columns = make_resampling_weights(left, right - left, width, x, size, shape[-2])  # (B, S, W)
-    rows = make_resampling_weights(top, bottom - top, height, y, size, shape[-3])  # (B, S, H)
-    columns = torch.where(flip[:, None, None] > 0, columns.flip(1), columns)
+    numbers = [[*view.box, *view.resized, *view.corner, view.flip, view.brightness] for view in views]
+    table = torch.tensor(numbers, dtype=torch.float32)
+    box, resized = table[:, :4], table[:, 4:6]
+    largest = ((box[:, 2:] - box[:, :2]) / resized).amax(dim=0).tolist()  # on the host, which need not wait for a GPU
+    left, top, right, bottom, width, height, x, y, flip, brightness = to_device(table, device).unbind(1)  # (B,) each
+    columns = make_resampling_weights(left, right - left, width, x, size, shape[-2], largest[0], flip)  # (B, S, W)
+    rows = make_resampling_weights(top, bottom - top, height, y, size, shape[-3], largest[1])  # (B, S, H)
     return columns.transpose(1, 2), rows.unsqueeze(1), brightness[:, None, None, None]
 
 
@@ -115,29 +116,44 @@ def _find_support(start: int, end: int, resized: int, corner: int, size: int) ->
     return max(start, math.floor(first)), min(end, math.ceil(last))
 
 
-def make_resampling_weights(start: Tensor, length: Tensor, resized: Tensor, corner: Tensor, size: int, total: int) -> Tensor:
+def make_resampling_weights(
+    start: Tensor,
+    length: Tensor,
+    resized: Tensor,
+    corner: Tensor,
+    size: int,
+    total: int,
+    largest_scale: float,
+    flip: Tensor | None = None,
+) -> Tensor:
     """Compute resampling weights along one axis: (B, size, total).
 
     They are the weight of each of `total` source pixels in each of `size` output pixels. The
     `length` pixels from `start` are resized to `resized` pixels, of which the `size` from `corner`
-    are used; all four are (B,).
+    are used, in reverse order where `flip` is not 0; these are (B,). No length is more than
+    `largest_scale` times its `resized`.
 
     >>> one = torch.tensor([1.0])
-    >>> make_resampling_weights(one, 2 * one, 2 * one, 0 * one, size=2, total=4)[0]
+    >>> make_resampling_weights(one, 2 * one, 2 * one, 0 * one, size=2, total=4, largest_scale=1)[0]
     tensor([[0., 1., 0., 0.],
             [0., 0., 1., 0.]])
     """
     scale = (length / resized)[:, None, None]  # (B, 1, 1)
     stretch = scale.clamp_min(1)  # when downscaling, the kernel is widened by the scale (antialiasing)
     support = 2 * stretch
-    output = torch.arange(size, device=start.device)[:, None] + corner[:, None, None]  # (B, size, 1)
-    center = (output + 0.5) * scale
-    source = torch.arange(total, device=start.device) - start[:, None, None]  # (B, 1, total), relative to the box
+    output = torch.arange(size, device=start.device, dtype=start.dtype).expand(len(start), size)  # (B, size)
+    output = output if flip is None else torch.where(flip[:, None] > 0, size - 1 - output, output)
+    center = (output + corner[:, None] + 0.5).unsqueeze(2) * scale  # (B, size, 1)
     first = (center - support + 0.5).trunc().clamp_min(0)
     last = torch.minimum((center + support + 0.5).trunc(), length[:, None, None])
-    weights = _bicubic((source - center + 0.5) / stretch) * ((source >= first) & (source < last))
+    # Few source pixels have a weight in an output pixel. It is computed for these, and not for all that are 0.
+    taps = 2 * math.ceil(2 * max(1.0, largest_scale)) + 1
+    source = first + torch.arange(taps, device=start.device)  # (B, size, taps), relative to the box
+    weights = _bicubic((source - center + 0.5) / stretch) * (source < last)
     sums = weights.sum(dim=2, keepdim=True, dtype=torch.float64).float()  # in float32, the number of images might change a bit
-    return (weights / sums * WEIGHT_STEPS).round() / WEIGHT_STEPS
+    weights = (weights / sums * WEIGHT_STEPS).round() / WEIGHT_STEPS
+    padded = weights.new_zeros(len(start), size, total + taps)  # the last of them may lie beyond the image, with a weight of 0
+    return padded.scatter_(2, (start[:, None, None] + source).long(), weights)[:, :, :total]
 
 
 def _round_levels(values: Tensor) -> Tensor:
