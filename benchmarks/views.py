@@ -13,6 +13,7 @@ which are appended to `--log`.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ Views = dict[tuple[float, bool], Tensor]  # features (n, K, D) by crop, and whet
 
 
 @torch.no_grad()
-def extract(dataset: str, backbone_path: str, per_class: int, num_classes: int | None) -> tuple[Views, Tensor]:
+def extract(
+    dataset: str, backbone_path: str, per_class: int, num_classes: int | None, crops: Sequence[float]
+) -> tuple[Views, Tensor]:
     """Return the class tokens of the last half of the blocks for some images of each class, and the classes (n,)."""
     samples, _, cache, _ = load_images(dataset)
     backbone, vit = load_network(backbone_path)
@@ -47,7 +50,7 @@ def extract(dataset: str, backbone_path: str, per_class: int, num_classes: int |
     images = OnDevice(cache, samples.labels, chosen)
     targets, depth, size = images.targets(classes), backbone.config.depth, backbone.config.image_size
     views: dict[tuple[float, bool], list[Tensor]] = {}
-    for crop in (USUAL, WHOLE, NARROW):
+    for crop in crops:
         transform = EvalTransform(size, backbone.mean, backbone.std, resize=round(size / crop))
         for batch, _ in eval_batches(images, targets, transform):
             for mirrored, view in ((False, batch), (True, batch.flip(-1))):
@@ -100,7 +103,7 @@ def main() -> None:
         parser.error("--images must be below --per-class, so that some images are left to predict")
     lines = [f"| data | backbone | classes | images | blocks | {' | '.join(COLUMNS)} |", f"|{'---|' * (5 + len(COLUMNS))}"]
     for dataset in args.data:
-        views, labels = extract(dataset, args.backbone, args.per_class, args.classes)
+        views, labels = extract(dataset, args.backbone, args.per_class, args.classes, (USUAL, WHOLE, NARROW))
         place = f"{Path(dataset).name} | {Path(args.backbone).stem} | {int(labels.max()) + 1}"
         for count in args.images:
             for blocks in sorted({1, views[USUAL, False].shape[1]}):

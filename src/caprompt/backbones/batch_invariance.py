@@ -45,6 +45,11 @@ class BatchInvariant(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_images = num_images if num_images in BATCH_SIZES else None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that no compiled code runs within the context; otherwise its first operation imports the compiler, for seconds."""
+        return False
+
     def __enter__(self) -> BatchInvariant:
         self._attention: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)  # which consists of products and a softmax
         self._attention.__enter__()
