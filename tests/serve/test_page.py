@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import shutil
 import signal
@@ -386,7 +387,7 @@ def test_what_is_mixed_up_is_shown_with_own_pictures(browser: Any, tmp_path: Pat
         figure = visit.page.locator(".figure").inner_text()
         right, total = map(int, re.search(r"(\d+) of (\d+) images right", figure).groups())
         assert total == 8
-        assert f"{100 * right / total:.0f}%" in figure.replace("\N{NO-BREAK SPACE}", "")
+        assert f"{math.floor(100 * right / total + 0.5)}%" in figure.replace("\N{NO-BREAK SPACE}", "")
         pictures = visit.page.locator(".confusions img")
         assert pictures.count() == total - right > 0
         assert pictures.first.evaluate("each => each.naturalWidth") > 0
