@@ -79,6 +79,10 @@ class OnDevice:
         """Return height and width of an image."""
         return self.images.shape(int(self.indices[index]))
 
+    def measure_short_side(self) -> int:
+        """Return the median short side in pixels."""
+        return int(np.median([min(self.shape(index)) for index in range(len(self))]))
+
     def take(self, positions: NDArray[np.int64]) -> Tensor:
         """Return images on the device, (B, H, W, 3)."""
         return self.images.take(self.indices[positions])
@@ -174,7 +178,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         classes += names
         own = train.select_classes(names)
         targets = own.targets(classes)
-        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated))
+        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated), own.measure_short_side)
         method.set_class_names(classes)
         method.begin_task(len(names), make_generator(cell.seed, "call", number, "begin"))
         began = time.perf_counter()
@@ -183,7 +187,7 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         method.effort = replace(method.effort, epochs=max(min(1, epochs), round(cell.effort * epochs)))
         method.choose_by_images(plain, make_generator(cell.seed, "call", number, "choose"))
         evaluated = replace(evaluated, resize=round(size / method.input_options.eval_crop))
-        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated))
+        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated), own.measure_short_side)
         method.prepare(plain, make_generator(cell.seed, "call", number, "prepare"))
         seed = derive_seed(cell.seed, "call", number)
 

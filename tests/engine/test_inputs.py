@@ -113,7 +113,7 @@ def test_batches_are_kept_once_all_of_them_were_made(keep: bool) -> None:
         for number in range(3):
             yield torch.full((2,), float(number)), torch.tensor([number])
 
-    batches = RepeatableBatches(start, keep)
+    batches = RepeatableBatches(start, lambda: 32, keep)
     next(iter(batches))  # stopped after the first
     for _ in range(3):
         assert [int(labels) for _, labels in batches] == [0, 1, 2]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers import TINY, extract_both_passes, tiny_vit
 from torch import Tensor
 
+from caprompt.backbones.vit import ViT
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
 from caprompt.methods.components.ridge import RandomRidge
 
@@ -75,8 +77,8 @@ def fit_at_once(ridge: RandomRidge, pairs: list[tuple[Tensor, Tensor]]) -> Rando
 class Croppable:
     """Batches whose images are darker the narrower the crop is."""
 
-    def __init__(self, share: float = 0.875) -> None:
-        self.share, self.asked = share, list[float]()
+    def __init__(self, share: float = 0.875, short_side: int = 100) -> None:
+        self.share, self.short_side, self.asked = share, short_side, list[float]()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = make_batch([0, 1] * 3, seed=0)
@@ -85,6 +87,9 @@ class Croppable:
     def crop(self, share: float) -> Croppable:
         self.asked.append(share)
         return Croppable(share)
+
+    def measure_short_side(self) -> int:
+        return self.short_side
 
 
 def learn_croppable(num_images: int, **options: object) -> tuple[CAPrompt, Croppable]:
@@ -145,41 +150,33 @@ def test_crops_are_made_of_few_images_unless_options_say_else(
         assert int(method.ridge.ridge.count) == 2 * 2 * 6 * (1 + len(shares)), "passes, mirror images, images, crops"
 
 
-class Bordered:
-    """Images whose class is seen at their borders only, which the usual crop cuts off, or everywhere else."""
-
-    def __init__(self, has_borders: bool, share: float = 0.875) -> None:
-        self.has_borders, self.share = has_borders, share
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        images, labels = make_batch([0, 1] * 6, seed=0)
-        noise = images - labels.view(-1, 1, 1, 1) + 2.5
-        return iter([(images if self.has_borders == (self.share == 1.0) else noise, labels)])
-
-    def crop(self, share: float) -> Bordered:
-        return Bordered(self.has_borders, share)
-
-
-@pytest.mark.parametrize("has_borders", [False, True])
-def test_crop_is_selected_by_the_first_images_and_saved(has_borders: bool) -> None:
+@pytest.mark.parametrize(("short_side", "expected"), [(TINY.image_size // 2 - 1, 1.0), (TINY.image_size // 2, 0.875)])
+def test_small_images_are_read_whole_and_a_saved_model_remembers_it(short_side: int, expected: float) -> None:
     method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
     assert method.input_options.test_crop == 0.875
-    for task in range(2):
+    for task, side in enumerate((short_side, 1000 - short_side)):  # later images do not change it
         method.begin_task(2, torch.Generator().manual_seed(task))
-        batches = Bordered(has_borders if task == 0 else not has_borders)  # later images do not change it
-        method.choose_by_images(batches, torch.Generator())
-        assert method.input_options.test_crop == (1.0 if has_borders else 0.875)
+        method.choose_by_images(Croppable(short_side=side), torch.Generator())
+        assert method.input_options.test_crop == expected
     assert method.options.test_crop == "auto"
     loaded = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
     loaded.restore(method.task_sizes, method.state())
-    assert loaded.input_options.test_crop == method.input_options.test_crop
+    assert loaded.input_options.test_crop == expected
 
 
 def test_crop_that_was_asked_for_is_kept() -> None:
     method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, test_crop=0.5))
     method.begin_task(2, torch.Generator())
-    method.choose_by_images(Bordered(has_borders=True), torch.Generator())
+    method.choose_by_images(Croppable(short_side=1), torch.Generator())
     assert method.input_options.test_crop == 0.5
+
+
+def test_blocks_are_selected_by_the_crop_that_is_read() -> None:
+    method = CAPrompt(ViT(replace(TINY, depth=6)), CAPromptOptions(length=4, projections=40))
+    method.begin_task(2, torch.Generator())
+    batches = Croppable(short_side=1)
+    method.choose_by_images(batches, torch.Generator())
+    assert batches.asked == [1.0]
 
 
 def test_fewer_images_are_scored_as_left_out_if_each_has_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:

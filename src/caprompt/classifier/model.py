@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from caprompt.checkpoint.model import (
 )
 from caprompt.classifier.prediction import PredictingModel
 from caprompt.classifier.state import NUM_VERSIONS, check_local_folder
+from caprompt.data.images import measure_short_side
 from caprompt.data.labels import Names
 from caprompt.data.samples import Samples
 from caprompt.data.sources import Source, read_source
@@ -275,7 +277,7 @@ class ContinualClassifier(PredictingModel):
             for positions, own_size in groups:
                 yield from pipeline.eval_part(samples, positions, [targets[i] for i in positions], own, own_size)
 
-        return RepeatableBatches(start, keep=pipeline.can_keep(len(samples)))
+        return RepeatableBatches(start, partial(measure_short_side, samples.images), keep=pipeline.can_keep(len(samples)))
 
     def _group(self, options: Options, targets: Sequence[int], size: int) -> list[tuple[list[int], int]]:
         """Return which images share batches. Kept features are computed class by class.

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,10 @@ __all__ = [
     "Pixels",
     "PlainJPEG",
     "decode",
+    "get_size",
     "hash_image",
     "is_plain_pillow",
+    "measure_short_side",
     "read_plain_jpeg",
     "read_size",
 ]
@@ -49,6 +52,7 @@ MAX_JPEG_BYTES = 1 << 24  # larger files are not read as a whole
 DECODE_BYTES = 512 * 1024**2  # memory for all decodes that run at the same time; a single one may take more
 #: System errors that come from the file itself: none there, a folder, or damage that makes a decoder seek before its start.
 OF_THE_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
+MAX_MEASURED = 100  # images whose size is read to know that of all
 SKIP_HINT = "; remove it, or skip unreadable images with skip_bad=True"
 
 _budget = ByteBudget(DECODE_BYTES)
@@ -163,6 +167,22 @@ def read_size(image: Path | EncodedImage) -> tuple[int, int]:
             return opened.size
     except Exception as error:  # as in `decode`
         raise DataError(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
+
+
+def get_size(image: ImageInput) -> tuple[int, int]:
+    """Return both sides of an image in either order; of a file, its header is read."""
+    if isinstance(image, (Path, EncodedImage)):
+        return read_size(image)
+    return image.size if isinstance(image, Image.Image) else (image.shape[0], image.shape[1])
+
+
+def measure_short_side(images: Sequence[ImageInput]) -> int:
+    """Return the median short side in pixels; of many images, of some of them.
+
+    >>> measure_short_side([np.zeros((20, 30, 3), np.uint8), np.zeros((50, 40, 3), np.uint8), Image.new("RGB", (90, 60))])
+    40
+    """
+    return int(np.median([min(get_size(image)) for image in images[:: -(-len(images) // MAX_MEASURED)]]))
 
 
 def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:

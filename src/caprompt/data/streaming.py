@@ -24,7 +24,7 @@ from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.gpu_cache import RENDER_BYTES, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
 from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import ImageInput, Pixels, PlainJPEG, is_plain_pillow, read_plain_jpeg, read_size
+from caprompt.data.images import ImageInput, Pixels, PlainJPEG, get_size, is_plain_pillow, read_plain_jpeg
 from caprompt.data.prefetch import PREFETCHED_BATCHES, count_decode_threads, limit_ahead, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform, Transform, View
@@ -155,14 +155,7 @@ def _takes_time(image: ImageInput, shrink_to: int | None) -> bool:
 
     Threads would make that slower: all of them, and the one that feeds the device, would wait for their turn to run Python.
     """
-    return isinstance(image, (Path, EncodedImage)) or (shrink_to is not None and min(_get_size(image)) > shrink_to)
-
-
-def _get_size(image: ImageInput) -> tuple[int, int]:
-    """Return both sides of an image; of a file, its header is read."""
-    if isinstance(image, (Path, EncodedImage)):
-        return read_size(image)
-    return image.size if isinstance(image, Image.Image) else (image.shape[0], image.shape[1])
+    return isinstance(image, (Path, EncodedImage)) or (shrink_to is not None and min(get_size(image)) > shrink_to)
 
 
 def _estimate_decoded_bytes(images: Sequence[ImageInput], shrink_to: int | None) -> int:
@@ -170,7 +163,7 @@ def _estimate_decoded_bytes(images: Sequence[ImageInput], shrink_to: int | None)
     largest = 1
     for image in images[:: -(-len(images) // NUM_MEASURED)]:
         try:
-            width, height = _get_size(image)
+            width, height = get_size(image)
         except DataError:  # which decoding will report
             continue
         scale = 1.0 if shrink_to is None else min(1.0, shrink_to / min(width, height))

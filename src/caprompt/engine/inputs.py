@@ -34,17 +34,25 @@ class RepeatableBatches:
     """Batches that can be iterated over more than once; those of the first time are kept if `keep`.
 
     `start` starts an iteration, over images with the central crop at prediction (None) or with one of another share.
+    `measure_short_side` measures the median short side of the images as they are stored, in pixels.
     """
 
-    def __init__(self, start: Callable[[float | None], Batches], keep: bool = False, share: float | None = None) -> None:
+    def __init__(
+        self,
+        start: Callable[[float | None], Batches],
+        measure_short_side: Callable[[], int],
+        keep: bool = False,
+        share: float | None = None,
+    ) -> None:
         self.start = start
+        self.measure_short_side = measure_short_side
         self.keep = keep
         self.share = share
         self.kept: list[tuple[Tensor, Tensor]] | None = None
 
     def crop(self, share: float) -> RepeatableBatches:
         """Return the same batches, with a crop of this share of the short side of each image; they are not kept."""
-        return RepeatableBatches(self.start, share=share)
+        return RepeatableBatches(self.start, self.measure_short_side, share=share)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self.kept is not None:

@@ -45,6 +45,10 @@ class CroppableBatches(Protocol):
         """Return the same batches, with a crop of this share of the short side of each image."""
         ...
 
+    def measure_short_side(self) -> int:
+        """Return the median short side of the images as they are stored, in pixels."""
+        ...
+
 
 @dataclass(frozen=True)
 class MethodOutput:

@@ -44,7 +44,7 @@ from caprompt.methods.components.batch_leak import ReleasedOptions, mix_batch
 from caprompt.methods.components.exact_sums import OTHER_PROJECTION, OTHER_TRAINING
 from caprompt.methods.components.heads import CosineHead, LinearHead
 from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, PrefixOptions, draw_prompt, resolve_layers
-from caprompt.methods.components.readout import list_candidates, select_crop, select_num_blocks
+from caprompt.methods.components.readout import list_candidates, select_num_blocks
 from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.components.statistics import Statistics
@@ -57,6 +57,7 @@ __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
+SMALL_SHARE = 0.5  # of the side of the network's input; smaller images are read whole (docs/experiments.md)
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
 MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
 
@@ -99,7 +100,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     test_crop: Annotated[float, Field(ge=0.1, le=1)] | Literal["auto"] = Field(
         "auto",
         description="size of the central crop at prediction, as a fraction of the short side; 'auto' is 0.875, or 1 if the first "
-        "task's images, each left out in turn, say so",
+        "task's images have less than half the side of the network's input",
     )
     training_prompt: Literal["own", "mixture"] = Field(
         "own", description="prompt with which a task is trained: its own, or the mixture of all tasks' prompts, as in the paper"
@@ -341,14 +342,15 @@ class CAPrompt(Method):
 
     def set_crop(self, reads_whole: bool) -> None:
         """Read images whole, or with the usual crop."""
+        self.reads_whole.fill_(reads_whole)
         self.crop = 1.0 if reads_whole else USUAL_CROP
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Give the regression its width before its own state is loaded."""
         if f"{prefix}selected_blocks" in state:
             self.set_num_blocks(int(state[f"{prefix}selected_blocks"]))
-        if f"{prefix}reads_whole" in state:
-            self.set_crop(bool(state[f"{prefix}reads_whole"]))
+        if f"{prefix}reads_whole" in state and self.options.test_crop == "auto":
+            self.set_crop(reads_whole=bool(state[f"{prefix}reads_whole"]))
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
@@ -529,28 +531,21 @@ class CAPrompt(Method):
 
     @torch.no_grad()
     def choose_by_images(self, batches: Batches, generator: torch.Generator) -> None:
-        """Select the crop and the number of blocks to read, by some of the first task's images and the frozen backbone."""
-        if self.ridge is None or len(self.task_sizes) > 1:
+        """Select the crop by the size of the first task's images, and the number of blocks to read by their features."""
+        if len(self.task_sizes) > 1:
             return
-        sources, shares = [batches], [self.crop]
         if self.options.test_crop == "auto" and isinstance(batches, CroppableBatches):
-            sources, shares = [batches, batches.crop(1.0)], [self.crop, 1.0]
-        candidates = list_candidates(self.vit.config.depth) if self.options.readout_blocks == "auto" else [self.num_blocks]
-        if len(sources) == len(candidates) == 1:
+            self.set_crop(reads_whole=batches.measure_short_side() < SMALL_SHARE * self.vit.config.image_size)
+            batches = batches.crop(self.crop) if self.crop != USUAL_CROP else batches
+        candidates = list_candidates(self.vit.config.depth)
+        if self.ridge is None or self.options.readout_blocks != "auto" or len(candidates) == 1:
             return
-        width, seed = self.vit.config.width, int(torch.randint(2**62, (), generator=generator))
-        read = [self.read_blocks(source, candidates[-1], torch.Generator().manual_seed(seed)) for source in sources]
-        strength, labels = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default, read[0][1]
-        if len(sources) > 1:
-            best = select_crop([features[:, -width:] for features, _ in read], labels, strength)
-            self.reads_whole.fill_(best)
-            get_communicator().copy_from_first(self.reads_whole)  # unlike devices may round a near tie differently
-            self.set_crop(bool(self.reads_whole))
-        if self.options.readout_blocks == "auto":
-            features = read[shares.index(self.crop)][0]
-            self.selected_blocks.fill_(select_num_blocks(features.unflatten(1, (-1, width)), labels, strength, candidates))
-            get_communicator().copy_from_first(self.selected_blocks)
-            self.set_num_blocks(int(self.selected_blocks))
+        features, labels = self.read_blocks(batches, candidates[-1], generator)
+        strength = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default
+        blocks = features.unflatten(1, (-1, self.vit.config.width))
+        self.selected_blocks.fill_(select_num_blocks(blocks, labels, strength, candidates))
+        get_communicator().copy_from_first(self.selected_blocks)  # unlike devices may round a near tie differently
+        self.set_num_blocks(int(self.selected_blocks))
 
     def read_blocks(self, batches: Batches, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the frozen backbone's features of some images, (n, num_blocks D), and their classes (n,)."""

@@ -1,10 +1,9 @@
-"""How many of the last blocks a regression should read the class token of, and of which crop, decided by the first task's images.
+"""How many of the last blocks a regression should read the class token of, decided by the images of the first task.
 
 The class token after the last block is what the backbone was trained to classify with. Where that was a task unlike the new one,
 earlier blocks still know what the last one has thrown away, as for ImageNet classes and types of cars; where it was general, as for
 CLIP, they only add noise. So the images decide: the number of blocks is that of the lowest squared error of a ridge regression that
-leaves each image out in turn, on features of the frozen backbone. By the same error, images are read whole instead of cropped as
-usual, where what is at their borders matters. docs/experiments.md has the figures.
+leaves each image out in turn, on features of the frozen backbone. docs/experiments.md has the figures.
 
 The regression is the limit of infinitely many random rectified projections, whose kernel is known in closed form (Cho and Saul,
 Kernel Methods for Deep Learning, 2009): nothing here is random.
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SHARES", "compute_kernel", "compute_left_out_errors", "list_candidates", "select_crop", "select_num_blocks"]
+__all__ = ["SHARES", "compute_kernel", "compute_left_out_errors", "list_candidates", "select_num_blocks"]
 
 SHARES = (6, 3, 2)  # a sixth, a third, or half of the blocks
 
@@ -54,20 +53,6 @@ def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidate
         added = count
         errors.append(compute_left_out_errors(products, labels, strength)[tells])
     return candidates[_find_lowest(errors)]
-
-
-@torch.no_grad()
-def select_crop(last_blocks: Sequence[Tensor], labels: Tensor, strength: float) -> int:
-    """Return the number of the crop of lowest left-out error, for the last block's class tokens of each crop, (n, D).
-
-    It must be lower than that of the first by more than its standard error.
-    """
-    counts = labels.bincount()
-    tells = counts[labels] > 1
-    if int((counts > 1).sum()) < 2:
-        return 0
-    tokens = (each.double() for each in last_blocks)
-    return _find_lowest([compute_left_out_errors(each @ each.T, labels, strength)[tells] for each in tokens])
 
 
 def _find_lowest(errors: Sequence[Tensor]) -> int:
