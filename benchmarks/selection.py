@@ -1,19 +1,18 @@
-"""How the first task's images should select the blocks to read and the crop at prediction: rules compared on frozen features.
+"""How the number of blocks to read should be selected, and which crop suits prediction: both compared on frozen features.
 
     python benchmarks/selection.py --data cars/=7 cifar100=10 --backbone vit_mini_patch8_64.tin200_distilled --images 2 5
 
 `--data NAME=TASKS` is a data set's name, or a folder with `train` and `test`. Training images only: of `--per-class` images of each
 class, some are learned and the others predicted. All classes are learned at once from all views that CAPrompt fits its regression
-to (`benchmarks/views.py` has the regression). A draw is of images and of an order of classes, of which the first task's select.
-A rule asks that the candidate of lowest left-out error gains more than so many standard errors over the first candidate: the last
-block alone, and the usual crop. Columns are the accuracies of what the rules select, that of the first candidates, and that of the
-best of all candidates; means over draws, in percent. Appended to `--log`.
+to (`benchmarks/views.py` has the regression). A draw is of images and of an order of classes, of which those of the first task
+select the number of blocks, by their left-out error: more than the last one if that is better by a standard error, or fewer than
+half of all if that is better by a standard error. Columns: accuracies in percent, means over draws, for the usual crop and for
+whole images. Appended to `--log`.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from torch import Tensor
 from views import STRENGTH, USUAL, WHOLE, Views, extract, predict
 
 from caprompt.methods.caprompt import ZOOM
-from caprompt.methods.components.readout import compute_left_out_errors, list_candidates
+from caprompt.methods.components.readout import compute_left_out_errors, find_lowest, list_candidates
 
-RULES = (0.0, 0.5, 1.0, 2.0)  # standard errors
-CROPS = (USUAL, WHOLE)
+CROPS = {"0.875": USUAL, "whole": WHOLE}
+COLUMNS = ("last block", "half", "more if better", "fewer if better")
 
 
 def list_views(crop: float) -> list[tuple[float, bool]]:
@@ -44,42 +43,29 @@ def rank_images(labels: Tensor, generator: torch.Generator) -> Tensor:
     return rank
 
 
-def find_lowest(errors: Sequence[Tensor], rule: float) -> int:
-    """Return the position of the lowest mean error (n,), or 0 if that gains no more than so many standard errors."""
-    best = min(range(len(errors)), key=lambda position: float(errors[position].mean()))
-    gain = errors[0] - errors[best]
-    return best if gain.mean() > rule * gain.std() / math.sqrt(len(gain)) else 0
-
-
 def measure(
     views: Views, labels: Tensor, count: int, tasks: int, candidates: Sequence[int], generator: torch.Generator
 ) -> list[float]:
-    """Return the accuracies of one draw in percent: of each rule, of the first candidates, of the best."""
-    num_classes = int(labels.max()) + 1
-    rank = rank_images(labels, generator)
+    """Return the accuracies of one draw in percent: all columns for each crop."""
+    num_classes, rank = int(labels.max()) + 1, rank_images(labels, generator)
     train, test = (rank < count).nonzero()[:, 0], (rank >= count).nonzero()[:, 0]
     first_task = torch.randperm(num_classes, generator=generator)[: num_classes // tasks]
     own = train[torch.isin(labels[train], first_task)]
     targets = labels[own].unique(return_inverse=True)[1]
-    errors = {
-        (crop, blocks): compute_left_out_errors(tokens @ tokens.T, targets, STRENGTH)
-        for crop in CROPS
-        for blocks in candidates
-        for tokens in [views[crop, False][own, -blocks:].flatten(1)]
-    }
-    accuracies: dict[tuple[float, int], float] = {}
-    for crop in CROPS:
-        used = list_views(crop)
+    found: list[float] = []
+    for crop in CROPS.values():
+        used, accuracies, errors = list_views(crop), [], []
         for blocks in candidates:
+            tokens = views[crop, False][:, -blocks:].flatten(1)
             learned = torch.cat([views[key][train, -blocks:].flatten(1) for key in used])
-            tested = views[crop, False][test, -blocks:].flatten(1)
-            guess = predict(learned, labels[train].repeat(len(used)), tested, num_classes)
-            accuracies[crop, blocks] = 100 * float((guess == labels[test]).double().mean())
-    selected = []
-    for rule in RULES:
-        crop = CROPS[find_lowest([errors[each, candidates[0]] for each in CROPS], rule)]
-        selected.append((crop, candidates[find_lowest([errors[crop, blocks] for blocks in candidates], rule)]))
-    return [*(accuracies[each] for each in selected), accuracies[CROPS[0], candidates[0]], max(accuracies.values())]
+            guess = predict(learned, labels[train].repeat(len(used)), tokens[test], num_classes)
+            accuracies.append(100 * float((guess == labels[test]).double().mean()))
+            errors.append(compute_left_out_errors(tokens[own] @ tokens[own].T, targets, STRENGTH))
+        more, fewer = find_lowest(errors), len(candidates) - 1 - find_lowest(errors[::-1])
+        if count == 1:  # without its only image, a class is unknown
+            more = fewer = 0
+        found += [accuracies[0], accuracies[-1], accuracies[more], accuracies[fewer]]
+    return found
 
 
 def main() -> None:
@@ -93,9 +79,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--log", type=Path, default=ROOT / "results" / "search" / "selection.txt")
     args = parser.parse_args()
-    columns = [*(f"{rule:g} s.e." for rule in RULES), "last block, usual crop", "best"]
+    columns = [f"{crop}: {column}" for crop in CROPS for column in COLUMNS]
     lines = [f"| data | backbone | classes | images | {' | '.join(columns)} |", f"|{'---|' * (4 + len(columns))}"]
-    crops = sorted({crop for each in CROPS for crop, _ in list_views(each)})
+    crops = sorted({crop for each in CROPS.values() for crop, _ in list_views(each)})
     for data in args.data:
         dataset, _, tasks = data.partition("=")
         views, labels = extract(dataset, args.backbone, args.per_class, args.classes, crops)

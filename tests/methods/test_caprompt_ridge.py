@@ -269,3 +269,19 @@ def test_both_passes_equal_those_of_a_prediction() -> None:
     first, second = extract_both_passes(method, images)
     torch.testing.assert_close(method.classify(first), method.compute_first_logits(method.vit.stem(images)))
     torch.testing.assert_close(method.classify(second), method.predict(images).logits)
+
+
+def test_what_the_images_decided_is_said_with_its_reason() -> None:
+    method = CAPrompt(ViT(replace(TINY, depth=6)), CAPromptOptions(length=4, projections=40))
+    method.begin_task(2, torch.Generator())
+    method.choose_effort(6, 2)
+    assert method.describe_choices(6).endswith("; fewer than 50 of a class, so crops of them are learned, too")
+    method.set_crop(reads_whole=True)
+    method.set_num_blocks(3)
+    assert method.describe_choices(6).endswith(
+        "learned, too; small, so they are read whole; the last 3 blocks tell them apart best, so all 3 are read"
+    )
+    given = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, epochs=1, batch_size=4, crops=True, test_crop=1.0))
+    given.begin_task(2, torch.Generator())
+    given.choose_effort(6, 2)
+    assert given.describe_choices(6) == ""

@@ -192,13 +192,12 @@ class ContinualClassifier(PredictingModel):
         if len(trained):
             first_epoch = stopped.config["progress"]["epochs_done"] if stopped else 0
             epochs = self.method.epochs
-            is_chosen = effort.chosen and (epochs or not effort.epochs)  # a method may train its first task only
-            reason = replace(effort, epochs=epochs).describe(len(trained)) if is_chosen else ""
-            callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, reason))
             if epochs:
                 pipeline.upload(trained)  # before the first pass, which then need not upload the same images
             if stopped is None:
                 self.method.choose_by_images(self._eval_batches(trained, pipeline), self._make_generator("choose"))
+            choices = self.method.describe_choices(len(trained))
+            callback(LearnStarted(len(self.tasks), new, known, len(trained), epochs, first_epoch, choices))
             all_batches = self._eval_batches(samples, pipeline)
             if stopped is None:
                 batches = all_batches if trained is samples else self._eval_batches(trained, pipeline)

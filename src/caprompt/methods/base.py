@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -121,6 +121,11 @@ class Method(nn.Module, ABC):
 
     def choose_by_images(self, batches: Batches, generator: torch.Generator) -> None:
         """Choose what depends on the images of the first task; called before `prepare`."""
+
+    def describe_choices(self, num_images: int) -> str:
+        """Return what was chosen for a task of so many images, and why, in one line; empty if nothing was."""
+        is_chosen = self.effort.chosen and (self.epochs or not self.effort.epochs)  # a method may train its first task only
+        return replace(self.effort, epochs=self.epochs).describe(num_images) if is_chosen else ""
 
     @property
     def input_options(self) -> Options:

@@ -332,6 +332,20 @@ class CAPrompt(Method):
         super().choose_effort(num_images, num_classes)
         self.has_few_images = num_images < MAX_CROPPED_IMAGES * num_classes
 
+    def describe_choices(self, num_images: int) -> str:
+        """Return also how the regression reads the images, as far as that was chosen."""
+        effort = super().describe_choices(num_images)
+        if not effort:
+            return ""
+        choices = [effort]
+        if self.fits_crops and self.options.crops == "auto":
+            choices.append(f"fewer than {MAX_CROPPED_IMAGES} of a class, so crops of them are learned, too")
+        if self.crop == 1.0 and self.options.test_crop == "auto":
+            choices.append("small, so they are read whole")
+        if self.num_blocks > 1 and self.options.readout_blocks == "auto":
+            choices.append(f"the last {self.num_blocks} blocks tell them apart best, so all {self.num_blocks} are read")
+        return "; ".join(choices)
+
     def set_num_blocks(self, count: int) -> None:
         """Let the regression read that many blocks; before the first images."""
         self.num_blocks = count

@@ -30,8 +30,11 @@ def test_last_block_alone_where_images_cannot_tell() -> None:
     blocks, labels = make_blocks(informative=4)
     assert select_num_blocks(blocks, torch.zeros_like(labels), 0.1, [1, 2, 4]) == 1, "a single class"
     assert select_num_blocks(blocks[:5], torch.arange(5), 0.1, [1, 2, 4]) == 1, "a single image of each class"
-    noise = torch.randn(40, 4, 8, generator=torch.Generator().manual_seed(1))
-    assert select_num_blocks(noise, labels, 0.1, [1, 2, 4]) == 1, "no block tells anything"
+
+
+def test_all_candidates_where_no_fewer_are_clearly_better() -> None:
+    noise, labels = torch.randn(40, 4, 8, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 2
+    assert select_num_blocks(noise, labels, 0.1, [1, 2, 4]) == 4
 
 
 def test_errors_are_those_of_regressions_without_the_image() -> None:

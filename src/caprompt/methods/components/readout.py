@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SHARES", "compute_kernel", "compute_left_out_errors", "list_candidates", "select_num_blocks"]
+__all__ = ["SHARES", "compute_kernel", "compute_left_out_errors", "find_lowest", "list_candidates", "select_num_blocks"]
 
 SHARES = (6, 3, 2)  # a sixth, a third, or half of the blocks
 
@@ -36,8 +36,9 @@ def list_candidates(depth: int) -> list[int]:
 def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidates: Sequence[int]) -> int:
     """Return the candidate of lowest left-out error for class tokens of blocks (n, K, D), the last block last.
 
-    More blocks than one must lower the error by more than its standard error. Images of classes with a single image say nothing,
-    since without it their class is unknown.
+    It is the last candidate unless fewer blocks lower the error by more than its standard error: so few images of so few classes
+    say less than experience does (docs/experiments.md). Images of classes with a single image say nothing, since without it their
+    class is unknown; if there are only such, it is the first.
     """
     counts = labels.bincount()
     tells = counts[labels] > 1
@@ -52,10 +53,10 @@ def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidate
             products += tokens @ tokens.T
         added = count
         errors.append(compute_left_out_errors(products, labels, strength)[tells])
-    return candidates[_find_lowest(errors)]
+    return candidates[-1 - find_lowest(errors[::-1])]
 
 
-def _find_lowest(errors: Sequence[Tensor]) -> int:
+def find_lowest(errors: Sequence[Tensor]) -> int:
     """Return the position of the lowest mean error of images (n,), or the first if that gains no more than its standard error."""
     best = min(range(len(errors)), key=lambda i: float(errors[i].mean()))
     gain = errors[0] - errors[best]
