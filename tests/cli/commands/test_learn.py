@@ -119,9 +119,10 @@ def test_learn_says_on_stderr_what_it_chose_and_why(tmp_path: Path) -> None:
         "learn", "pets", "week1", "--backbone", "tiny.safetensors", "--set", "length=4", "--set", "projections=40", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == [
-        "Training: 20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12; fewer than 50 of a class, so crops of them are learned, too"
-    ]
+    assert " ".join(done.stderr.split()) == (
+        "Training: 20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12; "
+        "fewer than 50 of a class, so crops of them are learned, too"
+    )
     assert "Training" not in done.stdout
 
 
