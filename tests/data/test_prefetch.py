@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -46,3 +47,14 @@ def test_close_cancels_work_that_has_not_started() -> None:
     results.close()
     assert threading.active_count() == before
     assert len(done) < 20
+
+
+def test_threads_switch_often_until_the_last_iterator_ends() -> None:
+    usual = sys.getswitchinterval()
+    first, second = (prefetch_map(square_with_delay, range(9), workers=2, ahead=2) for _ in range(2))
+    next(first), next(second)
+    assert sys.getswitchinterval() < usual
+    first.close()
+    assert sys.getswitchinterval() < usual
+    list(second)
+    assert sys.getswitchinterval() == usual
