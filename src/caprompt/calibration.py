@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -274,6 +275,7 @@ def _compute_masses(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def _fit(losses: Tensor, images: int, quantiles: tuple[float, ...] = (), masses: tuple[float, ...] = ()) -> Calibration:
-    curvature, factor, background = (int(index) for index in torch.unravel_index(losses.argmin(), losses.shape))
+    # By NumPy: the function of that name in PyTorch imports SymPy, which takes seconds.
+    curvature, factor, background = (int(index) for index in np.unravel_index(int(losses.argmin()), losses.shape))
     k = CURVATURES[curvature]
     return Calibration((1 + k) * float(FACTORS[factor]), float(BACKGROUNDS[background]), images, quantiles, k, masses)
