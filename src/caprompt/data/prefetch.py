@@ -58,7 +58,7 @@ class _FrequentSwitching:
     """A context, entered by any number of threads, in which threads that wait for their turn at running Python get it soon.
 
     One that has decoded an image, and the one that feeds a GPU, need it for some microseconds, but by default they may have to
-    wait for 5 ms. On a machine whose cores are busy that halves the number of files that are read in a second.
+    wait for 5 ms, which on a machine whose cores are busy may halve the number of files that are read in a second.
     """
 
     def __init__(self) -> None:
