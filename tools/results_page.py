@@ -47,14 +47,14 @@ Only the first section has the default of this version. All other runs are of ve
 ([baselines.md](baselines.md)), and with the default of that version, which is the row "CAPrompt with ridge"."""
 
 COMPARISON_NOTE = """Class-incremental, honest, on test images; class order k is that of seed k, which also seeds everything else.
-Images are JPEG copies of the data sets. The default chooses its effort by its rule; RanPAC trains on the first task as its authors
-do (20 epochs of SGD at rate 0.01, not clipped); the regression on frozen features is RanPAC without that training, its strength
-selected over all tasks or, as in RanPAC, by the current one. Rows that are *searched* have the learning rate, crops and epochs that
-`benchmarks/search.py` found for that method, the same grid for all, on validation images of a class order that is not in this table
-(`results/search/found.json`). On CIFAR-100 with DeiT-Ti all rows read whole images (`test_crop=1`): the default since they are small
-(`test_crop=auto`), the others as the code of most methods does there. *Without crops* is the default before its regression was
-fitted to crops of few images and before it read small images whole. All have 10,000 projections. Forgetting is the accuracy that tasks have lost since they were
-learned."""
+Images are JPEG copies of the data sets. The default chooses its effort by its rule; RanPAC trains on the first task as its
+authors do (20 epochs of SGD at rate 0.01, not clipped); the regression on frozen features is RanPAC without that training, its
+strength selected over all tasks or, as in RanPAC, by the current one. Rows that are *searched* have the learning rate, crops and
+epochs that `benchmarks/search.py` found for that method, the same grid for all, on validation images of a class order that is not
+in this table (`results/search/found.json`). On CIFAR-100 with DeiT-Ti all rows read whole images (`test_crop=1`): the default
+since they are small (`test_crop=auto`), the others as the code of most methods does there. *Without crops* is the default before
+its regression was fitted to crops of few images and before it read small images whole. All have 10,000 projections. Forgetting is
+the accuracy that tasks have lost since they were learned."""
 COMPARISON_COMMAND = "python benchmarks/compare.py --data cars/=7 --backbones deit_tiny_patch16_224.safetensors"
 Runs = Sequence[dict[str, Any]]
 Line = dict[str, Any]
