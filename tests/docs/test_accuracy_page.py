@@ -34,6 +34,13 @@ ROW_NAMES = {
 }
 
 
+BACKBONES = {
+    "DeiT-Ti": "deit_tiny_patch16_224",
+    "CLIP ViT-B/16": "clip_vit_base_patch16_224",
+    "embedded backbone": "vit_mini_patch8_64",
+}
+
+
 def find_result(data: str, backbone: str, per_class: str, row: str) -> tuple[str, str, str]:
     """Return ACC, forgetting and image steps of a row of the results page."""
     pattern = rf"^\| {data} \| {backbone} \| {per_class} \| {row} \| [^|]+ \| (.+?) \| (.+?) \| (.+?) \|$"
@@ -43,30 +50,38 @@ def find_result(data: str, backbone: str, per_class: str, row: str) -> tuple[str
 
 def test_cars_tables_are_those_of_the_results_page() -> None:
     section = PAGE.partition("## Photos")[2].partition("\n## ")[0]
-    backbones = {"DeiT-Ti": "deit_tiny_patch16_224", "CLIP ViT-B/16": "clip_vit_base_patch16_224"}
     compared, heads = 0, list[str]()
     for line in section.splitlines():
         cells = line.strip("| ").split(" | ")
         if not line.startswith("| "):
             continue
-        if cells[0] in ("ACC in percent", "photos of each class"):
+        if cells[0].startswith(("ACC in percent", "photos of each class")):
             heads = cells
         elif heads[0] == "ACC in percent":
-            backbone = backbones[heads[1].partition(",")[0]]
+            backbone = BACKBONES[heads[1].partition(",")[0]]
             expected = find_result("stanford_cars98_192px", backbone, "all", ROW_NAMES[cells[0]])
             assert (cells[1].replace(" (two orders)", ""), *cells[2:]) == expected
             compared += 1
         else:
-            for head, value in zip(heads[1:], cells[1:], strict=True):
-                row = find_result(
-                    "stanford_cars98_192px", "deit_tiny_patch16_224", cells[0], head.replace("the default", "default")
-                )
-                assert value == row[0]
-                compared += 1
-    assert compared == 11 + 4 + 20
+            compared += check_few_images("stanford_cars98_192px", heads, cells)
+    assert compared == 11 + 4 + 2 * 20
     assert f"reach {find_result('stanford_cars98_192px', 'deit_tiny_patch16_224', 'all', 'caprompt, searched')[0]}." in " ".join(
         section.split()
     )
+
+
+def check_few_images(data: str, heads: list[str], cells: list[str]) -> int:
+    """Compare a line with the results page; return how many figures it has."""
+    backbone = BACKBONES[heads[0].rpartition(", ")[2]]
+    for head, value in zip(heads[1:], cells[1:], strict=True):
+        assert value == find_result(data, backbone, cells[0], head.replace("the default", "default"))[0]
+    return len(cells) - 1
+
+
+def test_few_images_of_cifar100_are_those_of_the_results_page() -> None:
+    table = PAGE.partition("| images of each class, DeiT-Ti |")
+    lines = [line.strip("| ").split(" | ") for line in "".join(table[1:]).partition("\n\n")[0].splitlines()]
+    assert sum(check_few_images("cifar100", lines[0], line) for line in lines[2:]) == 20
 
 
 def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
@@ -75,7 +90,7 @@ def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
     for label, acc, *others in rows:
         expected = find_result("cifar100", "deit_tiny_patch16_224", "all", ROW_NAMES[label])
         assert (acc.replace(" (two orders)", ""), *others) == expected
-    assert len(rows) == 8
+    assert len(rows) == 11
 
 
 def test_tiny_imagenet_of_the_default_is_that_of_the_results_page() -> None:

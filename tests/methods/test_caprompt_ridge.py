@@ -279,7 +279,7 @@ def test_what_the_images_decided_is_said_with_its_reason() -> None:
     method.set_crop(reads_whole=True)
     method.set_num_blocks(3)
     assert method.describe_choices(6).endswith(
-        "learned, too; small, so they are read whole; the last 3 blocks tell them apart best, so all 3 are read"
+        "learned, too; small, so they are read whole; by the error on images left out, the last 3 blocks are read"
     )
     given = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, epochs=1, batch_size=4, crops=True, test_crop=1.0))
     given.begin_task(2, torch.Generator())

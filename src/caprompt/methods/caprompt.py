@@ -340,10 +340,11 @@ class CAPrompt(Method):
         choices = [effort]
         if self.fits_crops and self.options.crops == "auto":
             choices.append(f"fewer than {MAX_CROPPED_IMAGES} of a class, so crops of them are learned, too")
-        if self.crop == 1.0 and self.options.test_crop == "auto":
+        is_first = len(self.task_sizes) == 1
+        if is_first and self.crop == 1.0 and self.options.test_crop == "auto":
             choices.append("small, so they are read whole")
-        if self.num_blocks > 1 and self.options.readout_blocks == "auto":
-            choices.append(f"the last {self.num_blocks} blocks tell them apart best, so all {self.num_blocks} are read")
+        if is_first and self.num_blocks > 1 and self.options.readout_blocks == "auto":
+            choices.append(f"by the error on images left out, the last {self.num_blocks} blocks are read")
         return "; ".join(choices)
 
     def set_num_blocks(self, count: int) -> None:
