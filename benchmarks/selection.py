@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from _common import ROOT
 from torch import Tensor
-from views import STRENGTH, USUAL, WHOLE, Views, extract, predict
+from views import STRENGTH, USUAL, WHOLE, Views, extract, predict, rank_images
 
 from caprompt.methods.caprompt import ZOOM
 from caprompt.methods.components.readout import compute_left_out_errors, find_lowest, list_candidates
@@ -32,15 +32,6 @@ def list_views(crop: float) -> list[tuple[float, bool]]:
     """Return the views of an image that is predicted with this crop: as there, whole, and narrower, and mirrored."""
     crops = [crop, *(share for share in (WHOLE, round(ZOOM * crop, 3)) if share != crop)]
     return [(each, mirrored) for each in crops for mirrored in (False, True)]
-
-
-def rank_images(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the rank of each image among those of its class, in a random order: (n,)."""
-    order, rank = torch.randperm(len(labels), generator=generator), torch.empty_like(labels)
-    for name in labels.unique():
-        own = order[labels[order] == name]
-        rank[own] = torch.arange(len(own))
-    return rank
 
 
 def measure(

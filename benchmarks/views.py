@@ -69,15 +69,20 @@ def predict(learned: Tensor, labels: Tensor, tested: Tensor, num_classes: int) -
     return predicted
 
 
+def rank_images(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the rank of each image among those of its class, in a random order: (n,)."""
+    order, rank = torch.randperm(len(labels), generator=generator), torch.empty_like(labels)
+    for name in labels.unique():
+        own = order[labels[order] == name]
+        rank[own] = torch.arange(len(own))
+    return rank
+
+
 def measure(views: Views, labels: Tensor, count: int, blocks: int, draws: int) -> list[float]:
     """Return the accuracy of each column in percent, with `count` images of a class learned; a mean over draws."""
     totals = [0.0] * len(COLUMNS)
     for draw in range(draws):
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(draw))
-        rank = torch.empty_like(labels)  # of an image among those of its class, in this order
-        for name in labels.unique():
-            own = order[labels[order] == name]
-            rank[own] = torch.arange(len(own))
+        rank = rank_images(labels, torch.Generator().manual_seed(draw))
         train, test = (rank < count).nonzero()[:, 0], (rank >= count).nonzero()[:, 0]
         for column, (crops, mirror, tested) in enumerate(COLUMNS.values()):
             used = [(crop, mirrored) for crop in crops for mirrored in (False, True)[: 1 + mirror]]

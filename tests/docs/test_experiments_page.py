@@ -61,3 +61,31 @@ def test_very_few_images() -> None:
             own = runs[DATA[data], BACKBONES[backbone], int(count), variant]
             assert len(own) == 2
             assert accuracy == f"{mean(own):.1f}"
+
+
+def read_selection() -> dict[tuple[str, str, str], list[str]]:
+    """Return the accuracies by data, backbone and images of a class: four columns for the usual crop, four for whole images."""
+    lines = (ROOT / "results" / "search" / "selection.txt").read_text(encoding="utf-8").splitlines()
+    rows = (line.strip("| ").split(" | ") for line in lines if not line.startswith(("| data", "|---")))
+    return {(data, backbone, images): accuracies for data, backbone, _, images, *accuracies in rows}
+
+
+def test_crops_and_blocks_are_those_of_the_log() -> None:
+    logged, compared = read_selection(), 0
+    known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
+    backbones = {**BACKBONES, "CLIP": "clip_vit_base_patch16_224"}
+    section = PAGE.partition("Only whole images stand out")[2].partition("### Outcome of the rule")[0]
+    for line in section.splitlines():
+        label, *cells = line.strip("| ").split(" | ")
+        data, _, backbone = label.removesuffix(", whole").partition(", ")
+        if data not in known:
+            continue
+        place = known[data], backbones[backbone]
+        if len(cells) == 4:  # crops: several numbers of images, the sides, and the last block's accuracies with either crop
+            rows = [logged[(*place, images)] for images in cells[0].split(", ")]
+            assert cells[2:] == [", ".join(row[column] for row in rows) for column in (0, 4)]
+        else:
+            first = 4 if label.endswith(", whole") else 0
+            assert cells[1:] == logged[(*place, cells[0])][first : first + 4]
+        compared += 1
+    assert compared == 5 + 10

@@ -127,16 +127,20 @@ def test_steps_are_those_of_the_optimizer_of_pytorch(kind: Literal["adam", "adam
     assert torch.equal(own, other)
 
 
-def test_learning_does_not_import_the_compiler() -> None:
+def test_learning_and_predicting_do_not_import_the_compiler() -> None:
     """Importing it takes seconds, and nothing is compiled in so short a training."""
     code = """
 import sys
 import numpy as np
+import torch
 from caprompt import ContinualClassifier
+from caprompt.backbones.batch_invariance import BatchInvariant
 
 model, images = ContinualClassifier(epochs=1), list(np.random.default_rng(0).integers(0, 255, (4, 40, 40, 3), dtype=np.uint8))
 model.learn((images, ["cat", "dog"] * 2))
 model.predict(images)
+with BatchInvariant(1):  # as on a GPU
+    torch.ones(1, 2) @ torch.ones(2, 1)
 sys.exit(bool({"torch._dynamo", "sympy"} & sys.modules.keys()))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

@@ -2,8 +2,9 @@
 
 The class token after the last block is what the backbone was trained to classify with. Where that was a task unlike the new one,
 earlier blocks still know what the last one has thrown away, as for ImageNet classes and types of cars; where it was general, as for
-CLIP, they only add noise. So the images decide: the number of blocks is that of the lowest squared error of a ridge regression that
-leaves each image out in turn, on features of the frozen backbone. docs/experiments.md has the figures.
+CLIP, they only add noise. So the images decide, by the squared error of a ridge regression that leaves each image out in turn, on
+features of the frozen backbone: half of the blocks are read unless that error is clearly lower with fewer. docs/experiments.md has
+the figures.
 
 The regression is the limit of infinitely many random rectified projections, whose kernel is known in closed form (Cho and Saul,
 Kernel Methods for Deep Learning, 2009): nothing here is random.
@@ -34,11 +35,10 @@ def list_candidates(depth: int) -> list[int]:
 
 @torch.no_grad()
 def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidates: Sequence[int]) -> int:
-    """Return the candidate of lowest left-out error for class tokens of blocks (n, K, D), the last block last.
+    """Select the number of blocks for class tokens (n, K, D), the last block last, from increasing candidates.
 
-    It is the last candidate unless fewer blocks lower the error by more than its standard error: so few images of so few classes
-    say less than experience does (docs/experiments.md). Images of classes with a single image say nothing, since without it their
-    class is unknown; if there are only such, it is the first.
+    It is the largest, unless that of lowest left-out error lowers it by more than its standard error. Images of classes with a
+    single image say nothing, since without it their class is unknown; where no two classes have more, it is the smallest.
     """
     counts = labels.bincount()
     tells = counts[labels] > 1
