@@ -4,7 +4,8 @@
 
 `--data NAME=TASKS` is a data set's name, or a folder with `train` and `test`. Rows: nearest class mean, ridge regression on frozen
 features, RanPAC (20 epochs of unclipped SGD on the first task, as its authors train), our default, and the default trained jointly;
-with `--found results/search/found.json` also every method with the settings that `benchmarks/search.py` found for it.
+with `--found results/search/found.json` also every method with the settings that `benchmarks/search.py` found for it, and with
+`--authors METHOD ...` these methods with the settings of their authors, above all their epochs (preset `paper`).
 `--per-class` takes that many training images of each class. With `--validation 0.1` a tenth of the training images is tested on in
 place of the test images. `--compile` trains our rows with torch.compile, which halves the time of a run with a small backbone.
 Every run is a line of `--log`, and runs in the log are not repeated. Prints the table of test accuracies that docs/results.md has.
@@ -50,7 +51,11 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
             searched = {
                 label: (method, "budget", point.make_options(method, backbone)) for label, (method, point) in points.items()
             }
-            for label, (method, preset, options) in {**{label: ROWS[label] for label in args.rows}, **searched}.items():
+            authors: dict[str, tuple[str, str, dict[str, Any]]] = {
+                f"{method}, authors' settings": (method, "paper", {}) for method in args.authors
+            }
+            rows = {**{label: ROWS[label] for label in args.rows}, **searched, **authors}
+            for label, (method, preset, options) in rows.items():
                 has_projections = "projections" in get_method(method).options_class.model_fields
                 own: dict[str, Any] = {"projections": args.projections} if has_projections else {}
                 own |= {"compile": True} if args.compile and method == "caprompt" else {}
@@ -88,6 +93,7 @@ def main() -> None:
     parser.add_argument("--projections", type=int, default=10_000)
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--methods", nargs="+", help="of the settings that were found; default: all")
+    parser.add_argument("--authors", nargs="+", default=[], help="methods that are also run with their authors' settings")
     parser.add_argument("--test-crop", type=float, help="central crop of all rows but the default, which selects its own")
     parser.add_argument("--compile", action="store_true", help="train with torch.compile")
     parser.add_argument("--jobs", type=int, default=1)
