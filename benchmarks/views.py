@@ -59,11 +59,11 @@ def extract(
     return {key: torch.cat(parts) for key, parts in views.items()}, torch.tensor(targets)
 
 
-def predict(learned: Tensor, labels: Tensor, tested: Tensor, num_classes: int) -> Tensor:
+def predict(learned: Tensor, labels: Tensor, tested: Tensor, num_classes: int, strength: float = STRENGTH) -> Tensor:
     """Return the classes that a regression on learned features (n, D) predicts for others (m, D)."""
     squares = learned.square().sum(dim=1)
     kernel = compute_kernel(learned @ learned.T, squares, squares)
-    kernel.diagonal().add_(STRENGTH * kernel.diagonal().mean())
+    kernel.diagonal().add_(strength * kernel.diagonal().mean())
     weights = torch.linalg.solve(kernel, F.one_hot(labels, num_classes).double())
     predicted: Tensor = (compute_kernel(tested @ learned.T, tested.square().sum(dim=1), squares) @ weights).argmax(dim=1)
     return predicted

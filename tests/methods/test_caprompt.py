@@ -417,11 +417,11 @@ def test_selected_blocks_are_saved_with_the_model(monkeypatch: pytest.MonkeyPatc
 
 
 def test_regression_sees_mirrored_images() -> None:
-    plain, both = fit_two_tasks(mirror=False), fit_two_tasks()
+    plain, both = fit_two_tasks(mirror=False, ridge_strength=0.1), fit_two_tasks(ridge_strength=0.1)
     assert plain.ridge is not None
     assert both.ridge is not None
     assert int(both.ridge.ridge.count) == 2 * int(plain.ridge.ridge.count)
-    unmirrored = fit_two_tasks(flip=0.0)
+    unmirrored = fit_two_tasks(flip=0.0, ridge_strength=0.1)
     assert unmirrored.ridge is not None
     assert torch.equal(unmirrored.ridge.ridge.gram, plain.ridge.ridge.gram), (
         "where training mirrors no images, neither does the regression"

@@ -39,7 +39,7 @@ def test_regression_is_fitted_to_both_passes_over_all_images() -> None:
 
     Fitting task by task equals fitting to all of these at once.
     """
-    pairs, method = [], CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, mirror=False))
+    pairs, method = [], CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, mirror=False, ridge_strength=0.1))
     for task in range(3):
         method.begin_task(2, torch.Generator().manual_seed(task))
         images, labels = make_batch([2 * task, 2 * task + 1] * 10, seed=task)
@@ -137,8 +137,20 @@ def test_regression_is_fitted_to_crops_of_few_images() -> None:
         (6, {"exact_sums": True}, set()),
         (6, {"keep_features": True}, set()),
         (6, {"keep_features": True, "crops": True}, {1.0, 0.7}),
+        (6, {"ridge_strength": 0.1}, {1.0, 0.7}),
     ],
-    ids=["few", "fifty of a class", "asked for", "refused", "whole images", "held out", "exact sums", "kept", "kept, asked for"],
+    ids=[
+        "few",
+        "fifty of a class",
+        "asked for",
+        "refused",
+        "whole",
+        "held out",
+        "exact sums",
+        "kept",
+        "kept, asked for",
+        "strength",
+    ],
 )
 def test_crops_are_made_of_few_images_unless_options_say_else(
     num_images: int, options: dict[str, object], shares: set[float]
@@ -147,7 +159,8 @@ def test_crops_are_made_of_few_images_unless_options_say_else(
     assert {round(share, 6) for share in batches.asked} == shares
     assert method.ridge is not None
     if options != {"ridge_strength": "held-out"}:
-        assert int(method.ridge.ridge.count) == 2 * 2 * 6 * (1 + len(shares)), "passes, mirror images, images, crops"
+        rows = 2 * 2 * (1 + len(shares))  # passes, mirror images, crops
+        assert int(method.ridge.ridge.count) == 6 * (1 if method.selects_strength else rows)
 
 
 @pytest.mark.parametrize(("short_side", "expected"), [(TINY.image_size // 2 - 1, 1.0), (TINY.image_size // 2, 0.875)])
@@ -285,3 +298,56 @@ def test_what_the_images_decided_is_said_with_its_reason() -> None:
     given.begin_task(2, torch.Generator())
     given.choose_effort(6, 2)
     assert given.describe_choices(6) == ""
+
+
+def learn_strengths(counts: tuple[int, ...], **options: object) -> CAPrompt:
+    """Learn a task of two classes for each count, with that many images of a class."""
+    method = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, **options))  # type: ignore[arg-type]
+    for task, count in enumerate(counts):
+        method.begin_task(2, torch.Generator().manual_seed(task))
+        method.choose_effort(2 * count, 2)
+        batches = [make_batch([2 * task, 2 * task + 1] * count, seed=task)]
+        method.prepare(batches, torch.Generator().manual_seed(0))
+        method.consolidate(batches, torch.Generator().manual_seed(1))
+    return method
+
+
+def get_lambda(method: CAPrompt, num_images: int) -> float:
+    """Return the regression's lambda, relative to the squared length of all rows of an image."""
+    assert method.ridge is not None
+    return method.ridge.ridge.strength * num_images / float(method.ridge.ridge.gram.diagonal().double().sum())
+
+
+def test_strength_is_selected_by_the_images_of_all_calls_and_relative_to_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def prefer_strongest(views: list[Tensor], labels: Tensor) -> Tensor:
+        seen.append(len(labels))
+        gains = torch.zeros(3, 5, dtype=torch.float64)
+        gains[:, 4] = 1.0
+        return gains
+
+    monkeypatch.setattr("caprompt.methods.caprompt.make_evidence", prefer_strongest)
+    method = learn_strengths((3, 4))
+    assert seen == [6, 8]
+    assert method.strength_evidence[2, 4] == 2
+    assert get_lambda(method, 14) == pytest.approx(1.0, rel=1e-4)
+    loaded = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
+    loaded.restore(method.task_sizes, method.state())
+    loaded.refit()
+    assert get_lambda(loaded, 14) == pytest.approx(1.0, rel=1e-4), "a saved model remembers what was selected"
+
+
+def test_strength_without_evidence() -> None:
+    assert get_lambda(learn_strengths((1, 1)), 4) == pytest.approx(0.1, rel=1e-4), "single images say nothing"
+    assert get_lambda(learn_strengths((50,)), 100) == pytest.approx(0.025, rel=1e-4), "many images are not asked"
+    rows = 6 * 4  # two passes over two views of six images
+    assert get_lambda(learn_strengths((3,), ridge_strength=0.2, crops=False), rows) == pytest.approx(0.2, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"exact_sums": True}, {"keep_features": True}, {"ridge_strength": 0.3}])
+def test_strength_is_not_selected_where_images_must_not_decide(options: dict[str, object]) -> None:
+    method = learn_strengths((3, 3), **options)
+    assert not hasattr(method, "strength_evidence")
+    assert method.ridge is not None
+    assert method.ridge.ridge.relative_strength == options.get("ridge_strength", 0.1)

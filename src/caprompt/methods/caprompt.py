@@ -48,6 +48,7 @@ from caprompt.methods.components.readout import list_candidates, select_num_bloc
 from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.components.statistics import Statistics
+from caprompt.methods.components.strength import STRENGTHS, USUAL, choose_images, make_evidence, select_strength
 from caprompt.methods.options import USUAL_CROP
 from caprompt.methods.registry import register
 from caprompt.utils.communication import get_communicator
@@ -57,6 +58,7 @@ __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
+MANY_STRENGTH = 0.025  # of the regression, where there are not fewer images: 0.1 for each of two passes over two views
 SMALL_SHARE = 0.5  # of the side of the network's input; smaller images are read whole (docs/experiments.md)
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
 MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
@@ -138,8 +140,10 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     projections: int = Field(
         5000, ge=1, description="classifier='ridge': number of random projections; model size grows with its square"
     )
-    ridge_strength: Annotated[float, Field(gt=0)] | Literal["held-out"] = Field(
-        0.1, description="classifier='ridge': its lambda, relative to the inputs' mean square, or selected by held-out error"
+    ridge_strength: Annotated[float, Field(gt=0)] | Literal["auto", "held-out"] = Field(
+        "auto",
+        description="classifier='ridge': its lambda, relative to the inputs' mean square; 'auto' selects it by few images, each "
+        "left out in turn; 'held-out' selects a power of ten by a fifth of the images",
     )
     readout_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
@@ -281,6 +285,7 @@ class CAPrompt(Method):
     options: CAPromptOptions
     head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
+    strength_evidence: Tensor  # what `make_evidence` found in all calls, (3, S); only where the strength is selected
     selected_blocks: Tensor  # number of last blocks that the regression reads; only with readout_blocks='auto'
     reads_whole: Tensor  # whether images are read whole, and not with the usual crop; only with test_crop='auto'
 
@@ -292,10 +297,12 @@ class CAPrompt(Method):
         self.register_buffer("earlier", prompt.new_empty(0, *prompt.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
         self.statistics = alignment.build_statistics(options, width) if aligned else Statistics(width)
-        strength = None if options.ridge_strength == "held-out" else options.ridge_strength
+        strength = None if options.ridge_strength == "held-out" else self.given_strength
         keep = options.keep_features
         dtype = torch.float64 if options.exact_sums else torch.float32
         self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep, dtype=dtype)
+        if self.selects_strength:
+            self.register_buffer("strength_evidence", torch.zeros(3, len(STRENGTHS), dtype=torch.float64))
         self.has_few_images = False  # of a class, in the current call
         self.num_blocks = 1 if options.readout_blocks == "auto" else options.readout_blocks  # K
         if self.num_blocks > vit.config.depth:
@@ -326,6 +333,20 @@ class CAPrompt(Method):
     def min_trained_images(self) -> int:
         """The regression needs no trained prompt; the paper's head is itself trained."""
         return 0 if self.ridge is None else MIN_TRAINED_IMAGES
+
+    @property
+    def given_strength(self) -> float:
+        """The strength of the regression for images that are part of it once; it may be given, or selected otherwise."""
+        return self.options.ridge_strength if isinstance(self.options.ridge_strength, float) else USUAL
+
+    @property
+    def selects_strength(self) -> bool:
+        """Whether images that are left out select the strength of the regression.
+
+        Not where the result must not depend on how images are divided among calls, nor on images that are taken out again.
+        """
+        is_free = not (self.options.exact_sums or self.options.keep_features)
+        return self.options.classifier == "ridge" and self.options.ridge_strength == "auto" and is_free
 
     def choose_effort(self, num_images: int, num_classes: int) -> None:
         """Choose the effort of training, and whether the regression is fitted to crops of the images."""
@@ -373,7 +394,8 @@ class CAPrompt(Method):
         """The class statistics; with the regression also its sums, and the head, which then only trains prompts."""
         if self.ridge is None:
             return ("statistics",)
-        return ("statistics", "head", *(f"ridge.{name}" for name in self.ridge.learning_state))
+        evidence = ("strength_evidence",) if self.selects_strength else ()
+        return ("statistics", "head", *evidence, *(f"ridge.{name}" for name in self.ridge.learning_state))
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Freeze the newest prompt and add a new one, initialized as a copy of it."""
@@ -556,9 +578,8 @@ class CAPrompt(Method):
         if self.ridge is None or self.options.readout_blocks != "auto" or len(candidates) == 1:
             return
         features, labels = self.read_blocks(batches, candidates[-1], generator)
-        strength = self.ridge.ridge.relative_strength or CAPromptOptions.model_fields["ridge_strength"].default
         blocks = features.unflatten(1, (-1, self.vit.config.width))
-        self.selected_blocks.fill_(select_num_blocks(blocks, labels, strength, candidates))
+        self.selected_blocks.fill_(select_num_blocks(blocks, labels, self.given_strength, candidates))
         get_communicator().copy_from_first(self.selected_blocks)  # unlike devices may round a near tie differently
         self.set_num_blocks(int(self.selected_blocks))
 
@@ -579,8 +600,8 @@ class CAPrompt(Method):
         if self.options.training_head == "cosine":
             self.start_at_means(batches)
         if self.ridge is not None and self.trains_mixture:
-            pairs = [pair for view in self.extract_first_views(batches) for pair in view]
-            self.ridge.partial_fit(pairs, generator, get_communicator())
+            views = self.extract_first_views(batches)
+            self.fit_regression(views, sum(len(labels) for _, labels in views[0]), generator)
 
     @property
     def fits_mirrored(self) -> bool:
@@ -650,19 +671,54 @@ class CAPrompt(Method):
         # `prepare` has added the first pass over new classes where training needed it.
         needs_first_pass = is_known if self.trains_mixture else torch.ones_like(is_known)
         first, communicator = self.extract_first_views(batches), get_communicator()
-        missing = ((features, labels, needs_first_pass[labels]) for view in first for features, labels in view)
-        self.ridge.partial_fit(((features[new], labels[new]) for features, labels, new in missing), generator, communicator)
+        if self.selects_strength and self.has_few_images:
+            self.compare_strengths(first, batches, generator)
+        missing = [[(each[needs_first_pass[own]], own[needs_first_pass[own]]) for each, own in view] for view in first]
+        self.fit_regression(missing, sum(len(labels) for _, labels in missing[0]), generator)
         second = self.extract_second_views(batches, first)
         self.statistics.observe_means(
             [(features[:, -self.vit.config.width :], labels) for features, labels in second[0]], communicator
         )
-        factor = self.ridge.partial_fit([pair for view in second for pair in view], generator, communicator)
+        factor = self.fit_regression(second, 0, generator)
         if factor is not None and self.options.ridge_strength != "held-out":
             shared = SharedRows([len(labels) for _, labels in second[0]], communicator)
             rows = [self.ridge.join(part)[0] for view in zip(first, second, strict=True) for part in view]
             labels = self.ridge.join(second[0])[1]
             trained_first = len(self.task_sizes) == 1 and not bool(is_known.any())
             self.honest_scores = self.score_honestly(factor, rows, labels, trained_first, batches, shared, generator)
+
+    def fit_regression(self, views: Sequence[LabeledFeatures], num_images: int, generator: torch.Generator) -> Tensor | None:
+        """Add views to the regression, of so many images that are not part of it yet, and return what its `partial_fit` does."""
+        assert self.ridge is not None
+        communicator = get_communicator()
+        pairs = [pair for view in views for pair in view]
+        if not self.selects_strength:
+            return self.ridge.partial_fit(pairs, generator, communicator)
+        self.select_strength(sum(communicator.gather(num_images)))
+        return self.ridge.partial_fit(pairs, generator, communicator, num_images)
+
+    def select_strength(self, num_added: int = 0) -> None:
+        """Select the strength of the regression by all images that have been left out, if it is of few images with those added."""
+        if self.ridge is not None and self.selects_strength:
+            has_few = int(self.ridge.ridge.count) + num_added < MAX_CROPPED_IMAGES * self.num_classes
+            self.ridge.ridge.relative_strength = select_strength(self.strength_evidence) if has_few else MANY_STRENGTH
+
+    @torch.no_grad()
+    def compare_strengths(self, first: list[LabeledFeatures], batches: Batches, generator: torch.Generator) -> None:
+        """Compare strengths of the regression on images that are left out, with features that were not trained on them.
+
+        Those are of the first pass, or in the first task, whose prompt that pass uses, of the frozen backbone.
+        """
+        assert self.ridge is not None
+        if len(self.task_sizes) == 1:
+            first = self.extract_views(self.list_sources(batches), lambda stem, view, number: self.extract_unprompted(stem))
+        shared = SharedRows([len(labels) for _, labels in first[0]], get_communicator())
+        (labels,) = shared.gather([self.ridge.join(first[0])[1]], torch.arange(shared.total))
+        chosen = choose_images(labels.cpu(), len(first), generator)
+        if len(chosen):
+            views = shared.gather([self.ridge.join(view)[0] for view in first], chosen)
+            self.strength_evidence += make_evidence(views, labels[chosen.to(labels.device)].unique(return_inverse=True)[1])
+            get_communicator().copy_from_first(self.strength_evidence)  # as for the number of blocks
 
     def extract_first_views(self, batches: Batches) -> list[LabeledFeatures]:
         """Run the first pass over all views of the images."""
@@ -701,7 +757,8 @@ class CAPrompt(Method):
         if trained_first:
             unprompted = self.extract_views([batches], lambda stem, view, number: self.extract_unprompted(stem))
             views = shared.gather([self.ridge.join(view)[0] for view in unprompted], chosen)
-            honest = self.ridge.compute_left_out_alone(views, labels)
+            strength = self.ridge.ridge.relative_strength or 0.0
+            honest = self.ridge.compute_left_out_alone(views, labels, strength * (len(views) if self.selects_strength else 1))
             return HonestScores(scale * honest, labels, scale * predict_left_out(rows[1]))
         first = predict_left_out(rows[0])
         weights = rows[0].new_zeros(shared.total, len(self.task_sizes))
@@ -727,6 +784,7 @@ class CAPrompt(Method):
     def refit(self) -> None:
         """Solve the regression again."""
         if self.ridge is not None:
+            self.select_strength()
             self.ridge.refit()
 
     # -- several processes, several models ---------------------------------------------------------------------------------
@@ -758,6 +816,8 @@ class CAPrompt(Method):
         assert self.ridge is not None
         assert other.ridge is not None
         self.ridge.merge(other.ridge, classes, num_images, sign)
+        if self.selects_strength:
+            self.strength_evidence.add_(other.strength_evidence, alpha=sign)
         self.statistics.merge(other.statistics, classes, sign)
 
     def finish_merge(self) -> None:

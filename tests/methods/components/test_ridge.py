@@ -289,7 +289,9 @@ def test_left_out_outputs_of_a_regression_on_these_images_alone() -> None:
     factor = ridge.partial_fit([(features, labels)], rng)
     assert factor is not None
     with_factor = ridge.leave_out(factor, [features], labels)(features)
-    torch.testing.assert_close(ridge.compute_left_out_alone([features], labels), with_factor, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        ridge.compute_left_out_alone([features], labels, ridge.ridge.relative_strength or 0.0), with_factor, rtol=1e-8, atol=1e-8
+    )
 
 
 def test_kept_features_give_the_same_weights_as_sums_and_can_be_dropped() -> None:

@@ -308,12 +308,17 @@ class RandomRidge(Head):
 
     @torch.no_grad()
     def partial_fit(
-        self, pairs: Iterable[tuple[Tensor, Tensor]], generator: torch.Generator, communicator: Communicator = ALONE
+        self,
+        pairs: Iterable[tuple[Tensor, Tensor]],
+        generator: torch.Generator,
+        communicator: Communicator = ALONE,
+        num_images: int | None = None,
     ) -> Tensor | None:
         """Add batches of features (n, D) and classes (n,) to the sums, select lambda, and solve.
 
-        Return the Cholesky factor of the system, or None if there was no image. Of several processes, each has its share of the
-        batches (`SharedRows`), and all of them get the same regression.
+        They count as `num_images` images, to which a relative lambda refers, or each as one. Return the Cholesky factor of the
+        system, or None if there was no image. Of several processes, each has its share of the batches (`SharedRows`), and all of
+        them get the same regression.
         """
         seen = list(pairs)
         shared = SharedRows([len(labels) for _, labels in seen], communicator)
@@ -323,6 +328,8 @@ class RandomRidge(Head):
         with self.ridge.share(communicator):
             for features, labels in seen:
                 self.ridge.observe(self.project(features), labels)
+            if num_images is not None:
+                self.ridge.count += num_images - sum(len(labels) for _, labels in seen)
         if self.keep_features:
             self._keep(*shared.gather(self.join(seen), torch.arange(shared.total)))
         if self.ridge.relative_strength is None:
@@ -366,14 +373,15 @@ class RandomRidge(Head):
         return compute
 
     @torch.no_grad()
-    def compute_left_out_alone(self, views: Sequence[Tensor], labels: Tensor) -> Tensor:
+    def compute_left_out_alone(self, views: Sequence[Tensor], labels: Tensor, strength: float) -> Tensor:
         """Compute the outputs of a regression on r views (n, D) of these images alone, each image left out in turn: (n, C).
 
-        The outputs are those for the first view; an image is left out with all of its views.
+        The outputs are those for the first view; an image is left out with all of its views. `strength` is lambda relative to the
+        mean squared length of the projected views.
         """
         hidden = self.project(torch.cat(list(views))).double()
         kernel = hidden @ hidden.T  # (r n, r n)
-        kernel.diagonal().add_((self.ridge.relative_strength or 0.0) * kernel.diagonal().mean())
+        kernel.diagonal().add_(strength * kernel.diagonal().mean())
         inverse = torch.linalg.inv(kernel)
         targets = F.one_hot(labels.repeat(len(views)), len(self.ridge.sums)).double()
         own = torch.arange(len(kernel), device=kernel.device).view(len(views), -1).T  # rows of each image, (n, r)
