@@ -328,18 +328,18 @@ def test_strength_is_selected_by_the_images_of_all_calls_and_relative_to_images(
         return gains
 
     monkeypatch.setattr("caprompt.methods.caprompt.make_evidence", prefer_strongest)
-    method = learn_strengths((3, 4))
-    assert seen == [6, 8]
+    method = learn_strengths((5, 6))
+    assert seen == [10, 12]
     assert method.strength_evidence[2, 4] == 2
-    assert get_lambda(method, 14) == pytest.approx(1.0, rel=1e-4)
+    assert get_lambda(method, 22) == pytest.approx(1.0, rel=1e-4)
     loaded = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40))
     loaded.restore(method.task_sizes, method.state())
     loaded.refit()
-    assert get_lambda(loaded, 14) == pytest.approx(1.0, rel=1e-4), "a saved model remembers what was selected"
+    assert get_lambda(loaded, 22) == pytest.approx(1.0, rel=1e-4), "a saved model remembers what was selected"
 
 
 def test_strength_without_evidence() -> None:
-    assert get_lambda(learn_strengths((1, 1)), 4) == pytest.approx(0.1, rel=1e-4), "single images say nothing"
+    assert get_lambda(learn_strengths((1, 4)), 10) == pytest.approx(0.1, rel=1e-4), "so few images say nothing"
     assert get_lambda(learn_strengths((50,)), 100) == pytest.approx(0.025, rel=1e-4), "many images are not asked"
     rows = 6 * 4  # two passes over two views of six images
     assert get_lambda(learn_strengths((3,), ridge_strength=0.2, crops=False), rows) == pytest.approx(0.2, rel=1e-4)

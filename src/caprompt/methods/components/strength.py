@@ -3,8 +3,8 @@
 Where the backbone separates the classes well, a strong regularization is best, close to a nearest-class-mean classifier; where it
 does not, as with types of cars, it costs a tenth of the accuracy. So each call compares a few strengths by the squared error of a
 regression that leaves each of its images out in turn, and the errors are summed over calls. `USUAL` is used unless another strength
-lowers the error by more than its standard error: of two images of a class, leaving one out says little. docs/experiments.md has the
-figures.
+lowers the error by more than its standard error. It is also used with fewer than `MIN_OF_CLASS` images of a class: without one of
+two or three, the best strength is another than with it. docs/experiments.md has the figures.
 
 A strength is lambda relative to the summed squared length of the rows by which an image is part of the regression: its views, and
 the passes over them. They are so much alike that together they say little more than one of them.
@@ -25,6 +25,7 @@ __all__ = ["STRENGTHS", "USUAL", "choose_images", "make_evidence", "select_stren
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)
 USUAL = 0.1
 MAX_ROWS = 1_200  # of all views of the images that are left out, so that a CPU takes a second
+MIN_OF_CLASS = 5  # images; fewer are not left out
 MAX_OF_CLASS = 10  # images that are left out
 
 
@@ -83,15 +84,17 @@ def compute_left_out_errors(views: Sequence[Tensor], labels: Tensor, strengths: 
 def choose_images(labels: Tensor, num_views: int, generator: torch.Generator) -> Tensor:
     """Return positions of images (n,) to compare the strengths on: as many as their views fit in `MAX_ROWS`.
 
-    Classes of a single image are left out, since without it they are unknown. If that leaves one class or none, it is none.
+    There are none if fewer than two classes have `MIN_OF_CLASS` images.
 
-    >>> choose_images(torch.tensor([0, 0, 1, 2, 2]), 6, torch.Generator()).tolist()
-    [0, 1, 3, 4]
-    >>> choose_images(torch.tensor([0, 0, 1]), 6, torch.Generator()).tolist()
+    >>> choose_images(torch.tensor([0] * 5 + [1] * 4 + [2] * 5), 6, torch.Generator()).tolist()
+    [0, 1, 2, 3, 4, 9, 10, 11, 12, 13]
+    >>> choose_images(torch.tensor([0] * 5 + [1] * 4), 6, torch.Generator()).tolist()
     []
     """
     order = torch.randperm(len(labels), generator=generator)
-    groups = [own[:MAX_OF_CLASS] for own in (order[labels[order] == label] for label in labels.unique()) if len(own) > 1]
+    groups = [
+        own[:MAX_OF_CLASS] for own in (order[labels[order] == label] for label in labels.unique()) if len(own) >= MIN_OF_CLASS
+    ]
     groups = [groups[place] for place in torch.randperm(len(groups), generator=generator)]
     num_rows, chosen = 0, list[Tensor]()
     for group in groups:
