@@ -43,7 +43,7 @@ def test_figures() -> None:
     assert {float(row[3]) for row in rows.values() if row[3] != "not measured"} == accuracies
     lines = (ROOT / "results" / "accuracy" / "comparison.jsonl").read_text().splitlines()
     runs = [run for run in map(json.loads, lines) if run["cell"]["dataset"] == "stanford_cars98_192px"]
-    labels = {"clip_vit_base_patch16_224": "default, without crops", "deit_tiny_patch16_224": "default"}
+    labels = {"clip_vit_base_patch16_224": "default, without crops", "deit_tiny_patch16_224": "default, strength 0.1"}
     for wanted in labels.items():
         own = [
             run for run in runs if (run["cell"]["backbone"], run["cell"]["label"]) == wanted and run["cell"]["per_class"] is None

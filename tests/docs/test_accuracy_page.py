@@ -22,6 +22,7 @@ def read(path: str) -> str:
 
 ROW_NAMES = {
     "the default": "default",
+    "the default, strength 0.1": "default, strength 0.1",
     "the default, without crops": "default, without crops",
     "the default, reading the last block only": "last block only",
     "ridge regression on frozen features": "ridge, frozen features",
@@ -31,6 +32,7 @@ ROW_NAMES = {
         f"{name}, searched": f"{name.lower()}, searched"
         for name in ("MOS", "SSIAT", "TUNA", "RanPAC", "MoAL", "HiDe-Prompt", "EASE")
     },
+    **{f"{name}, authors' settings": f"{name.lower()}, authors' settings" for name in ("MOS", "SSIAT", "TUNA", "RanPAC", "MoAL")},
 }
 
 
@@ -60,11 +62,11 @@ def test_cars_tables_are_those_of_the_results_page() -> None:
         elif heads[0] == "ACC in percent":
             backbone = BACKBONES[heads[1].partition(",")[0]]
             expected = find_result("stanford_cars98_192px", backbone, "all", ROW_NAMES[cells[0]])
-            assert (cells[1].replace(" (two orders)", ""), *cells[2:]) == expected
+            assert tuple(cells[1:]) == expected
             compared += 1
         else:
             compared += check_few_images("stanford_cars98_192px", heads, cells)
-    assert compared == 11 + 4 + 2 * 20
+    assert compared == 11 + 5 + 4 + 2 * 20
     assert f"reach {find_result('stanford_cars98_192px', 'deit_tiny_patch16_224', 'all', 'caprompt, searched')[0]}." in " ".join(
         section.split()
     )
@@ -78,10 +80,12 @@ def check_few_images(data: str, heads: list[str], cells: list[str]) -> int:
     return len(cells) - 1
 
 
-def test_few_images_of_cifar100_are_those_of_the_results_page() -> None:
-    table = PAGE.partition("| images of each class, DeiT-Ti |")
-    lines = [line.strip("| ").split(" | ") for line in "".join(table[1:]).partition("\n\n")[0].splitlines()]
-    assert sum(check_few_images("cifar100", lines[0], line) for line in lines[2:]) == 20
+def test_few_images_of_other_data_are_those_of_the_results_page() -> None:
+    tables = [block.splitlines() for block in PAGE.split("\n\n") if block.startswith("| images of each class")]
+    assert len(tables) == 4
+    for data, table in zip(("cifar100", "cifar100", "tinyimagenet200_64px", "tinyimagenet200_64px"), tables, strict=True):
+        lines = [line.strip("| ").split(" | ") for line in table]
+        assert sum(check_few_images(data, lines[0], line) for line in lines[2:]) == 20
 
 
 def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
@@ -89,13 +93,19 @@ def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     for label, acc, *others in rows:
         expected = find_result("cifar100", "deit_tiny_patch16_224", "all", ROW_NAMES[label])
-        assert (acc.replace(" (two orders)", ""), *others) == expected
+        assert (acc, *others) == expected
     assert len(rows) == 11
+    rest = re.findall(r"(?m)^\| cifar100 \| deit_tiny_patch16_224 \| all \| ([\w-]+, searched) \| [\d., ]+ \| ([\d.]+)", RESULTS)
+    others = [float(acc) for label, acc in rest if label not in {ROW_NAMES[row[0]] for row in rows}]
+    assert len(others) == 10
+    assert f"The other methods have {min(others):.1f} to {max(others):.1f} " in PAGE
 
 
 def test_tiny_imagenet_of_the_default_is_that_of_the_results_page() -> None:
     result = find_result("tinyimagenet200_64px", "deit_tiny_patch16_224", "all", "default, without crops")[0]
     assert f"| {result} (three orders) |" in PAGE
+    result = find_result("tinyimagenet200_64px", "deit_tiny_patch16_224", "all", "default")[0]
+    assert f"DeiT-Ti: {result} (three class orders)" in PAGE
 
 
 def test_the_default_without_crops_is_that_of_the_calibration_benchmark() -> None:
