@@ -63,6 +63,37 @@ def test_very_few_images() -> None:
             assert accuracy == f"{mean(own):.1f}"
 
 
+def test_strengths_of_frozen_features_are_those_of_the_log() -> None:
+    lines = (ROOT / "results" / "search" / "strength.txt").read_text(encoding="utf-8").splitlines()
+    logged = {tuple(cells[:5]): cells[5:] for cells in (line.strip("| ").split(" | ") for line in lines) if cells[0] != "data"}
+    known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
+    blocks = {("Tiny-ImageNet", "embedded"): "1", ("CIFAR-100", "embedded"): "3", ("Cars", "embedded"): "3"}
+    section = PAGE.partition("### Strength of the regression, once more")[2].partition("With trained prompts")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith(tuple(f"| {name}" for name in known))]
+    for label, images, *accuracies in rows:
+        data, backbone = label.removesuffix(", whole").split(", ")
+        place = known[data], BACKBONES[backbone], blocks.get((data, backbone), "6"), "14", images
+        assert accuracies == logged[place], label
+    assert len(rows) == 20
+
+
+def test_strengths_with_trained_prompts_are_those_of_the_log() -> None:
+    names = ("strength 0.1", "ridge_strength=0.4", "ridge_strength=1.0", "default")
+    names += ("RanPAC, 20 epochs", "ridge, frozen features", "nearest class mean")
+    runs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for record in read_log("strength.jsonl"):
+        runs[record["cell"]["dataset"], str(record["cell"]["per_class"]), record["cell"]["label"]].append(record["ACC"])
+    known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
+    section = (
+        PAGE.partition("### Strength of the regression, once more")[2].partition("### Outcome")[0].partition("With trained")[2]
+    )
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith(tuple(f"| {name}" for name in known))]
+    assert len(rows) == 3
+    for data, images, *accuracies in rows:
+        found = [runs[known[data], images, name] for name in names]
+        assert accuracies == [f"{mean(own):.1f}" if own else "-" for own in found]
+
+
 def read_selection() -> dict[tuple[str, str, str], list[str]]:
     """Return the accuracies by data, backbone and images of a class: four columns for the usual crop, four for whole images."""
     lines = (ROOT / "results" / "search" / "selection.txt").read_text(encoding="utf-8").splitlines()
