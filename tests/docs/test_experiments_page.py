@@ -105,7 +105,7 @@ def test_crops_and_blocks_are_those_of_the_log() -> None:
     logged, compared = read_selection(), 0
     known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
     backbones = {**BACKBONES, "CLIP": "clip_vit_base_patch16_224"}
-    section = PAGE.partition("Only whole images stand out")[2].partition("### Outcome of the rule")[0]
+    section = PAGE.partition("Only whole images stand out")[2].partition("### Strength of the regression, once more")[0]
     for line in section.splitlines():
         label, *cells = line.strip("| ").split(" | ")
         data, _, backbone = label.removesuffix(", whole").partition(", ")
