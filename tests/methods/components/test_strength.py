@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprompt.methods.components.readout import compute_kernel
+from caprompt.methods.components.readout import compute_kernel, compute_left_out_errors
 from caprompt.methods.components.strength import (
     MAX_OF_CLASS,
     MAX_ROWS,
@@ -15,7 +15,6 @@ from caprompt.methods.components.strength import (
     STRENGTHS,
     USUAL,
     choose_images,
-    compute_left_out_errors,
     make_evidence,
     select_strength,
 )
@@ -31,8 +30,8 @@ def draw_views(noise: float, count: int = 6, num_views: int = 3, seed: int = 0) 
 
 def test_errors_are_those_of_regressions_without_the_image_and_its_views() -> None:
     views, labels = draw_views(0.5)
-    (errors,) = compute_left_out_errors(views, labels, [0.3])
     rows, targets = torch.cat(views).double(), F.one_hot(labels).double()
+    errors = compute_left_out_errors(rows @ rows.T, labels, 0.3, len(views))
     squares = rows.square().sum(dim=1)
     kernel = compute_kernel(rows @ rows.T, squares, squares)
     outputs = []
@@ -47,7 +46,7 @@ def test_errors_are_those_of_regressions_without_the_image_and_its_views() -> No
 
 def test_more_equal_views_change_nothing() -> None:
     views, labels = draw_views(0.5, num_views=1)
-    once, thrice = (compute_left_out_errors(views * count, labels, STRENGTHS) for count in (1, 3))
+    once, thrice = (make_evidence(views * count, labels) for count in (1, 3))
     torch.testing.assert_close(once, thrice)
 
 
@@ -84,3 +83,12 @@ def test_the_few_images_of_a_class_are_not_left_out() -> None:
     labels = torch.tensor([0] * 4 + [1] * 5)
     assert choose_images(labels, 1, torch.Generator()).tolist() == []
     assert choose_images(torch.cat([labels, torch.full((5,), 2)]), 1, torch.Generator()).tolist() == list(range(4, 14))
+
+
+def test_images_that_say_nothing_leave_the_usual_strength() -> None:
+    labels = torch.tensor([0, 1] * 5)
+    equal = make_evidence([torch.ones(10, 4)] * 2, labels)
+    assert equal.isfinite().all()
+    assert select_strength(equal) == USUAL
+    broken = make_evidence([torch.full((10, 4), torch.nan)] * 2, labels)
+    assert select_strength(broken) == USUAL, "the regression itself says what is wrong"

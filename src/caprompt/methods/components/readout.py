@@ -78,11 +78,13 @@ def compute_kernel(products: Tensor, squares: Tensor, other_squares: Tensor) -> 
     return kernel
 
 
-def compute_left_out_errors(products: Tensor, labels: Tensor, strength: float) -> Tensor:
-    """Return the squared error of the regression for each image that is left out: inner products (n, n), (n,) -> (n,).
+def compute_left_out_errors(products: Tensor, labels: Tensor, strength: float, num_views: int = 1) -> Tensor:
+    """Return the squared error of the regression for each image that is left out, with all of its r views: (n,).
 
-    `strength` is lambda relative to the mean of the kernel's diagonal. Outputs are first scaled by the factor that suits all
-    images best: a regression on more inputs varies less, which lowers its error even if they are noise.
+    `products` are inner products of the rows (r n, r n), one view of all images after the other; the error is that of the first
+    view. `strength` is lambda relative to the mean of the kernel's diagonal, summed over the views of an image. Outputs are first
+    scaled by the factor that suits all images best: a regression on more inputs varies less, which lowers its error even if they
+    are noise, and the scale has no influence on the predicted class.
 
     >>> tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], dtype=torch.float64)
     >>> errors = compute_left_out_errors(tokens @ tokens.T, torch.tensor([0, 0, 1, 1]), 0.1)
@@ -91,11 +93,13 @@ def compute_left_out_errors(products: Tensor, labels: Tensor, strength: float) -
     """
     squares = products.diagonal()
     kernel = compute_kernel(products, squares, squares)
-    kernel.diagonal().add_(strength * kernel.diagonal().mean())
-    inverse = torch.linalg.inv(kernel)
+    kernel.diagonal().add_(strength * num_views * kernel.diagonal().mean())
+    inverse = torch.linalg.inv_ex(kernel).inverse  # which does not raise for features that are not finite: the regression does
     targets = F.one_hot(labels).to(kernel)
-    outputs = targets - inverse @ targets / inverse.diagonal().unsqueeze(1)
+    own = torch.arange(len(kernel), device=kernel.device).view(num_views, -1).T  # rows of each image, (n, r)
+    weights = (inverse @ targets.repeat(num_views, 1))[own]  # (n, r, C)
+    outputs = targets - torch.linalg.solve_ex(inverse[own.unsqueeze(2), own.unsqueeze(1)], weights).result[:, 0]
     targets, outputs = targets - targets.mean(dim=0), outputs - outputs.mean(dim=0)
-    factor = ((outputs * targets).sum() / outputs.square().sum()).clamp_min(0)
+    factor = ((outputs * targets).sum() / outputs.square().sum().clamp_min(torch.finfo(outputs.dtype).tiny)).clamp_min(0)
     errors: Tensor = (targets - factor * outputs).square().sum(dim=1)
     return errors

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from caprompt.methods.components.readout import compute_kernel
+from caprompt.methods.components.readout import compute_left_out_errors
 
 __all__ = ["STRENGTHS", "USUAL", "choose_images", "make_evidence", "select_strength"]
 
@@ -52,33 +51,11 @@ def make_evidence(views: Sequence[Tensor], labels: Tensor) -> Tensor:
     Return for each strength how much lower than with the usual one the errors of the left-out images are, summed, the sum of the
     squares of that, and the number of images: (3, S).
     """
-    errors = compute_left_out_errors(views, labels, STRENGTHS)  # (S, n)
+    rows = torch.cat(list(views)).double()
+    products = rows @ rows.T
+    errors = torch.stack([compute_left_out_errors(products, labels, each, len(views)) for each in STRENGTHS])  # (S, n)
     gains = errors[STRENGTHS.index(USUAL)] - errors
     return torch.stack([gains.sum(dim=1), gains.square().sum(dim=1), torch.full_like(gains[:, 0], len(labels))])
-
-
-def compute_left_out_errors(views: Sequence[Tensor], labels: Tensor, strengths: Sequence[float]) -> Tensor:
-    """Return the squared error for the first view of each image that is left out with all of its views: (S, n).
-
-    Outputs are first scaled by the factor that suits all images best, since the scale has no influence on the predicted class.
-    """
-    rows = torch.cat(list(views)).double()
-    squares = rows.square().sum(dim=1)
-    kernel = compute_kernel(rows @ rows.T, squares, squares)  # (r n, r n)
-    own = torch.arange(len(rows), device=rows.device).view(len(views), -1).T  # rows of each image, (n, r)
-    targets = F.one_hot(labels).double()
-    repeated, centered = targets.repeat(len(views), 1), targets - targets.mean(dim=0)
-    errors = []
-    for strength in strengths:
-        system = kernel.clone()
-        system.diagonal().add_(strength * len(views) * kernel.diagonal().mean())
-        inverse = torch.linalg.inv(system)
-        residuals = torch.linalg.solve(inverse[own.unsqueeze(2), own.unsqueeze(1)], (inverse @ repeated)[own])  # (n, r, C)
-        outputs = targets - residuals[:, 0]
-        outputs = outputs - outputs.mean(dim=0)
-        factor = ((outputs * centered).sum() / outputs.square().sum()).clamp_min(0)
-        errors.append((centered - factor * outputs).square().sum(dim=1))
-    return torch.stack(errors)
 
 
 def choose_images(labels: Tensor, num_views: int, generator: torch.Generator) -> Tensor:
