@@ -85,13 +85,32 @@ def test_strengths_with_trained_prompts_are_those_of_the_log() -> None:
         runs[record["cell"]["dataset"], str(record["cell"]["per_class"]), record["cell"]["label"]].append(record["ACC"])
     known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
     section = (
-        PAGE.partition("### Strength of the regression, once more")[2].partition("### Outcome")[0].partition("With trained")[2]
+        PAGE.partition("### Strength of the regression, once more")[2].partition("In small folders")[0].partition("With trained")[2]
     )
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith(tuple(f"| {name}" for name in known))]
     assert len(rows) == 3
     for data, images, *accuracies in rows:
         found = [runs[known[data], images, name] for name in names]
         assert accuracies == [f"{mean(own):.1f}" if own else "-" for own in found]
+
+
+def test_small_folders_are_those_of_the_log() -> None:
+    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for record in read_log("small_folders.jsonl"):
+        if record["cell"]["classes"] == 14:
+            runs[record["cell"]["dataset"], record["cell"]["label"]].append(record["ACC"])
+    names = (
+        "default",
+        "epochs=7",
+        "epochs=1 learning_rate=1e-9",
+        "RanPAC, 20 epochs",
+        "ridge, frozen features",
+        "nearest class mean",
+    )
+    section = PAGE.partition("In small folders, 14 classes")[2].partition("### Outcome")[0]
+    for label, data in {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}.items():
+        shown = [f"{mean(runs[data, name]):.1f}" if runs[data, name] else "-" for name in names]
+        assert f"| {label} | {' | '.join(shown)} |" in section
 
 
 def read_selection() -> dict[tuple[str, str, str], list[str]]:
