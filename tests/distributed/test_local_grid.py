@@ -27,7 +27,7 @@ class RecordingProgress:
 def test_jobs_hold_their_leases_and_finished_ones_are_not_run(tmp_path: Path) -> None:
     leases, copy, progress = tmp_path / ".leases", tmp_path / "copy", RecordingProgress()
     jobs = [
-        Job("cell", partial(shutil.copytree, leases, copy), copy.is_dir),  # type: ignore[arg-type]
+        Job("cell", partial(shutil.copytree, leases / "cell", copy / "cell"), copy.is_dir),  # type: ignore[arg-type]
         Job("done", partial(os._exit, 9), tmp_path.is_dir),
     ]
     with hold_driver_lease(leases, tmp_path) as lease:
