@@ -58,7 +58,7 @@ __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
-MANY_STRENGTH = 0.025  # of the regression, where there are not fewer images: 0.1 for each of two passes over two views
+MANY_STRENGTH = 0.025  # of the regression with that many images or more: 0.1 for each of two passes over two views
 SMALL_SHARE = 0.5  # of the side of the network's input; smaller images are read whole (docs/experiments.md)
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
 MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
@@ -336,7 +336,7 @@ class CAPrompt(Method):
 
     @property
     def given_strength(self) -> float:
-        """The strength of the regression for images that are part of it once; it may be given, or selected otherwise."""
+        """The regression's strength for a single row of an image: the given one, or the usual one where it is selected."""
         return self.options.ridge_strength if isinstance(self.options.ridge_strength, float) else USUAL
 
     @property

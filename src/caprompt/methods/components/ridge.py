@@ -12,7 +12,8 @@ lambda is a constant times the mean squared length of h(x), tr(G) / n. With that
 one image of a class and hundreds, and any backbone (docs/experiments.md, "Strength of the
 regression"): lambda is the variance of the noise in the targets of a Gaussian process whose kernel
 is h(x) . h(y), and neither depends on the number of images. With few images the regression is then
-close to a nearest-class-mean classifier.
+close to a nearest-class-mean classifier. How close is best differs between data: CAPrompt selects
+the constant (`strength.py`).
 
 Without that constant, lambda is a power of ten, selected by the squared error on a held-out fifth of
 each call's images, with the rest of that call as training data. The errors are summed over calls, so

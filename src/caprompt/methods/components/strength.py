@@ -1,7 +1,7 @@
 """How strong the regression on few images should be, decided by the images themselves.
 
 Where the backbone separates the classes well, a strong regularization is best, close to a nearest-class-mean classifier; where it
-does not, as with types of cars, it costs a tenth of the accuracy. So each call compares a few strengths by the squared error of a
+does not, as with types of cars, it costs up to ten points. So each call compares a few strengths by the squared error of a
 regression that leaves each of its images out in turn, and the errors are summed over calls. `USUAL` is used unless another strength
 lowers the error by more than its standard error. It is also used with fewer than `MIN_OF_CLASS` images of a class: without one of
 two or three, the best strength is another than with it. docs/experiments.md has the figures.
