@@ -61,6 +61,8 @@ class Cell:
     classes: int | None = None  # only the first classes of the order
     joint: bool = False
     effort: float = 1.0  # factor on the epochs
+    untrained: tuple[int, ...] = ()  # numbers of tasks that are not trained
+    kept: float = 1.0  # share of what training changed in a prompt that is kept
     sweep: tuple[dict[str, Any], ...] = ()  # options that concern prediction, each tried on the final model
 
 
@@ -157,65 +159,90 @@ def plain_batches(images: OnDevice, targets: Sequence[int], transform: EvalTrans
     return eval_batches(images, targets, own)
 
 
-def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda method, result: None) -> dict[str, Any]:
-    """Make a run; return its figures."""
-    start = time.perf_counter()
-    backbone, vit = load_network(cell.backbone)
-    overrides = {"method": cell.method, "dataset": cell.dataset, "backbone": backbone.name, **cell.options}
-    options = build_run_config({**load_preset_settings(cell.preset, overrides), **overrides}).options
-    method = methods.build_method(cell.method, vit, dict(options)).to(vit.cls_token.device)
-    train, test = split(cell.dataset, cell.validation, cell.per_class, cell.seed if cell.per_class else 0)
-    order = order_classes(sorted({train.labels[i] for i in train.indices}), "shuffled", cell.seed)[: cell.classes]
-    tasks = split_tasks(order, cell.tasks)
-    size, mean, std = backbone.config.image_size, backbone.mean, backbone.std
-    evaluated = EvalTransform(size, mean, std, resize=round(size / method.options.eval_crop))
-    augmented = TrainTransform(
-        size, mean, std, crop_scale=method.options.crop_scale, flip=method.options.flip, brightness=method.options.brightness
-    )
-    classes: list[str] = []
-    after_learning, steps, training, fitting = [], 0, 0.0, 0.0
-    for number, names in enumerate([order] if cell.joint else tasks):
-        classes += names
-        own = train.select_classes(names)
-        targets = own.targets(classes)
-        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated), own.measure_short_side)
-        method.set_class_names(classes)
+class Trial:
+    """A model that learns some tasks of a cell, and what that took."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.backbone, self.vit = load_network(cell.backbone)
+        overrides = {"method": cell.method, "dataset": cell.dataset, "backbone": self.backbone.name, **cell.options}
+        options = build_run_config({**load_preset_settings(cell.preset, overrides), **overrides}).options
+        self.method = methods.build_method(cell.method, self.vit, dict(options)).to(self.vit.cls_token.device)
+        self.train, self.test = split(cell.dataset, cell.validation, cell.per_class, cell.seed if cell.per_class else 0)
+        names = sorted({self.train.labels[i] for i in self.train.indices})
+        self.order = order_classes(names, "shuffled", cell.seed)[: cell.classes]
+        self.tasks = split_tasks(self.order, cell.tasks)
+        size, mean, std = self.backbone.config.image_size, self.backbone.mean, self.backbone.std
+        own = self.method.options
+        self.evaluated = EvalTransform(size, mean, std, resize=round(size / own.eval_crop))
+        self.augmented = TrainTransform(size, mean, std, crop_scale=own.crop_scale, flip=own.flip, brightness=own.brightness)
+        self.classes: list[str] = []
+        self.steps, self.training, self.fitting = 0, 0.0, 0.0
+
+    def learn(self, names: Sequence[str], images: OnDevice | None = None) -> None:
+        """Learn a task of these classes, from all of their training images or from those given."""
+        cell, method, number = self.cell, self.method, len(self.method.task_sizes)
+        self.classes += names
+        own = self.train.select_classes(names) if images is None else images
+        targets = own.targets(self.classes)
+        plain = self.make_plain(own)
+        method.set_class_names(self.classes)
         method.begin_task(len(names), make_generator(cell.seed, "call", number, "begin"))
         began = time.perf_counter()
         method.choose_effort(len(own), len(names))
         epochs = method.effort.epochs
-        method.effort = replace(method.effort, epochs=max(min(1, epochs), round(cell.effort * epochs)))
+        factor = 0 if number in cell.untrained else cell.effort
+        method.effort = replace(method.effort, epochs=max(min(1, epochs) if factor else 0, round(factor * epochs)))
         method.choose_by_images(plain, make_generator(cell.seed, "call", number, "choose"))
-        evaluated = replace(evaluated, resize=round(size / method.input_options.eval_crop))
-        plain = RepeatableBatches(partial(plain_batches, own, targets, evaluated), own.measure_short_side)
+        self.evaluated = replace(self.evaluated, resize=round(self.backbone.config.image_size / method.input_options.eval_crop))
+        plain = self.make_plain(own)
         method.prepare(plain, make_generator(cell.seed, "call", number, "prepare"))
         seed = derive_seed(cell.seed, "call", number)
 
-        def epoch_batches(epoch: int, own: OnDevice = own, targets: list[int] = targets, seed: int = seed) -> Iterator[Any]:
+        def epoch_batches(epoch: int) -> Iterator[Any]:
             batch, name = method.effort.batch_size, [derive_seed(seed, "epoch", epoch)]
-            return iter_cached_batches(own, targets, augmented, batch, seed=name)  # type: ignore[arg-type]
+            return iter_cached_batches(own, targets, self.augmented, batch, seed=name)  # type: ignore[arg-type]
 
-        fit_began = time.perf_counter()
-        vit.set_compiled(method.options.compile is True and method.can_compile_step)
+        fit_began, before = time.perf_counter(), method.prompt.detach().clone() if cell.kept != 1 else None
+        self.vit.set_compiled(method.options.compile is True and method.can_compile_step)
         trainer.fit(method, epoch_batches)
-        vit.set_compiled(False)
+        self.vit.set_compiled(False)
+        if before is not None:
+            method.prompt.data.lerp_(before, 1 - cell.kept)
         torch.cuda.synchronize() if torch.cuda.is_available() else None
-        fitting += time.perf_counter() - fit_began
-        steps += method.epochs * len(own)
+        self.fitting += time.perf_counter() - fit_began
+        self.steps += method.epochs * len(own)
         method.consolidate(plain, make_generator(cell.seed, "call", number, "consolidate"))
         torch.cuda.synchronize() if torch.cuda.is_available() else None
-        training += time.perf_counter() - began
+        self.training += time.perf_counter() - began
+
+    def make_plain(self, images: OnDevice) -> RepeatableBatches:
+        """Return images as at prediction."""
+        targets = images.targets(self.classes)
+        return RepeatableBatches(partial(plain_batches, images, targets, self.evaluated), images.measure_short_side)
+
+    def measure(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Return which test images of these classes are predicted correctly."""
+        return measure(self.method, self.test.select_classes(names), self.classes, self.evaluated)
+
+
+def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda method, result: None) -> dict[str, Any]:
+    """Make a run; return its figures."""
+    start = time.perf_counter()
+    trial, after_learning = Trial(cell), []
+    for names in [trial.order] if cell.joint else trial.tasks:
+        trial.learn(names)
         if not cell.joint:
-            after_learning.append(measure(method, test.select_classes(names), classes, evaluated))
-    finally_correct = [measure(method, test.select_classes(names), classes, evaluated) for names in tasks]
+            after_learning.append(trial.measure(names))
+    finally_correct = [trial.measure(names) for names in trial.tasks]
     accuracies = [100 * float(np.mean(correct)) for correct in finally_correct]
     result = {
         "ACC": float(np.mean(accuracies)),
         "pooled": 100 * float(np.mean(np.concatenate(finally_correct))),
         "per_task": [round(accuracy, 2) for accuracy in accuracies],
-        "image_steps": steps,
-        "training_seconds": round(training, 1),
-        "step_seconds": round(fitting, 1),
+        "image_steps": trial.steps,
+        "training_seconds": round(trial.training, 1),
+        "step_seconds": round(trial.fitting, 1),
         "seconds": round(time.perf_counter() - start, 1),
         "data_sha256": compute_digests(cell.dataset),
     }
@@ -223,12 +250,12 @@ def run(cell: Cell, inspect: Callable[[Method, dict[str, Any]], None] = lambda m
         best = [100 * float(np.mean(correct)) for correct in after_learning]
         result["forgetting"] = float(np.mean([b - a for a, b in zip(accuracies, best, strict=True)][:-1])) if len(best) > 1 else 0.0
         result["after_learning"] = [round(accuracy, 2) for accuracy in best]
-    trained = method.options
+    trained = trial.method.options
     for changed in cell.sweep:
-        method.options = trained.model_copy(update=changed)
-        correct = [measure(method, test.select_classes(names), classes, evaluated) for names in tasks]
+        trial.method.options = trained.model_copy(update=changed)
+        correct = [trial.measure(names) for names in trial.tasks]
         result[json.dumps(changed)] = round(100 * float(np.mean([np.mean(each) for each in correct])), 2)
-    inspect(method, result)
+    inspect(trial.method, result)
     return result
 
 
@@ -242,7 +269,7 @@ def measure(method: Method, images: OnDevice, classes: Sequence[str], transform:
     return torch.cat(found).cpu().numpy()
 
 
-def _work(groups: mp.Queue[Any], results: mp.Queue[Any], until: float) -> None:
+def _work(groups: mp.Queue[Any], results: mp.Queue[Any], until: float, function: Callable[[Cell], dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
@@ -253,7 +280,7 @@ def _work(groups: mp.Queue[Any], results: mp.Queue[Any], until: float) -> None:
             if time.time() >= until:
                 return
             try:
-                results.put((cell, run(cell)))
+                results.put((cell, function(cell)))
             except Exception:  # the other runs go on; the error is shown with its cell
                 results.put((cell, {"error": traceback.format_exc()[-1500:]}))
             torch.cuda.empty_cache()  # other processes need the memory
@@ -265,11 +292,18 @@ def describe(cell: Cell) -> dict[str, Any]:
 
 
 def identify(record: dict[str, Any]) -> str:
-    """Return a key by which the records of equal cells are equal; older records have no factor on the epochs."""
-    return json.dumps({"effort": 1.0, **record}, sort_keys=True)
+    """Return a key by which the records of equal cells are equal; older records lack fields that were added later."""
+    return json.dumps({"effort": 1.0, "untrained": [], "kept": 1.0, **record}, sort_keys=True)
 
 
-def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo: Callable[[Cell, dict[str, Any]], None]) -> None:
+def run_all(
+    cells: Sequence[Cell],
+    log: Path,
+    workers: int,
+    seconds: float,
+    echo: Callable[[Cell, dict[str, Any]], None],
+    function: Callable[[Cell], dict[str, Any]] = run,
+) -> None:
     """Make all runs that are not in the log yet, `workers` at a time; append a line for each; stop starting after `seconds`.
 
     A run that failed is made again. Runs that differ in their class order alone are made by one process if they are compiled,
@@ -289,7 +323,9 @@ def run_all(cells: Sequence[Cell], log: Path, workers: int, seconds: float, echo
     for group in groups.values():
         queue.put(group)
     until = time.time() + seconds
-    pool = [context.Process(target=_work, args=(queue, results, until), daemon=True) for _ in range(min(workers, len(groups)))]
+    pool = [
+        context.Process(target=_work, args=(queue, results, until, function), daemon=True) for _ in range(min(workers, len(groups)))
+    ]
     for process in pool:
         process.start()
     log.parent.mkdir(parents=True, exist_ok=True)
