@@ -62,7 +62,6 @@ class Cell:
     joint: bool = False
     effort: float = 1.0  # factor on the epochs
     untrained: tuple[int, ...] = ()  # numbers of tasks that are not trained
-    kept: float = 1.0  # share of what training changed in a prompt that is kept
     sweep: tuple[dict[str, Any], ...] = ()  # options that concern prediction, each tried on the final model
 
 
@@ -203,12 +202,10 @@ class Trial:
             batch, name = method.effort.batch_size, [derive_seed(seed, "epoch", epoch)]
             return iter_cached_batches(own, targets, self.augmented, batch, seed=name)  # type: ignore[arg-type]
 
-        fit_began, before = time.perf_counter(), method.prompt.detach().clone() if cell.kept != 1 else None
+        fit_began = time.perf_counter()
         self.vit.set_compiled(method.options.compile is True and method.can_compile_step)
         trainer.fit(method, epoch_batches)
         self.vit.set_compiled(False)
-        if before is not None:
-            method.prompt.data.lerp_(before, 1 - cell.kept)
         torch.cuda.synchronize() if torch.cuda.is_available() else None
         self.fitting += time.perf_counter() - fit_began
         self.steps += method.epochs * len(own)
@@ -293,7 +290,7 @@ def describe(cell: Cell) -> dict[str, Any]:
 
 def identify(record: dict[str, Any]) -> str:
     """Return a key by which the records of equal cells are equal; older records lack fields that were added later."""
-    return json.dumps({"effort": 1.0, "untrained": [], "kept": 1.0, **record}, sort_keys=True)
+    return json.dumps({"effort": 1.0, "untrained": [], **record}, sort_keys=True)
 
 
 def run_all(

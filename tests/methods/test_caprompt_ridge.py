@@ -288,11 +288,13 @@ def test_what_the_images_decided_is_said_with_its_reason() -> None:
     method = CAPrompt(ViT(replace(TINY, depth=6)), CAPromptOptions(length=4, projections=40))
     method.begin_task(2, torch.Generator())
     method.choose_effort(6, 2)
-    assert method.describe_choices(6).endswith("; fewer than 50 of a class, so crops of them are learned, too")
+    assert method.describe_choices(6).endswith(
+        "; fewer than 50 of a class, so crops of them are learned, too, and half of what training changes is kept"
+    )
     method.set_crop(reads_whole=True)
     method.set_num_blocks(3)
     assert method.describe_choices(6).endswith(
-        "learned, too; small, so they are read whole; by the error on images left out, the last 3 blocks are read"
+        "is kept; small, so they are read whole; by the error on images left out, the last 3 blocks are read"
     )
     given = CAPrompt(tiny_vit(), CAPromptOptions(length=4, projections=40, epochs=1, batch_size=4, crops=True, test_crop=1.0))
     given.begin_task(2, torch.Generator())
@@ -316,6 +318,35 @@ def get_lambda(method: CAPrompt, num_images: int) -> float:
     """Return the regression's lambda, relative to the squared length of all rows of an image."""
     assert method.ridge is not None
     return method.ridge.ridge.strength * num_images / float(method.ridge.ridge.gram.diagonal().double().sum())
+
+
+@pytest.mark.parametrize(
+    ("kept_change", "num_images", "expected"), [("auto", 20, 0.5), ("auto", 100, 1.0), (0.25, 100, 0.25), (1.0, 20, 1.0)]
+)
+def test_part_of_what_training_changed_is_kept(kept_change: float | str, num_images: int, expected: float) -> None:
+    """In every task, and by a model that was saved and loaded between training and the end of the call."""
+    options = CAPromptOptions(length=4, projections=40, kept_change=kept_change)  # type: ignore[arg-type]
+    method, batches = CAPrompt(tiny_vit(), options), [make_batch([0, 1] * 10, seed=0)]
+    for task in range(2):
+        method.begin_task(2, torch.Generator().manual_seed(task))
+        method.choose_effort(num_images, 2)
+        method.prepare(batches, torch.Generator())
+        before = method.prompt.detach().clone()
+        method.prompt.data += torch.randn(before.shape, generator=torch.Generator().manual_seed(task))
+        resumed, trained = CAPrompt(tiny_vit(), options), method.prompt.detach().clone()
+        resumed.restore(method.task_sizes, method.state())
+        resumed.choose_effort(num_images, 2)
+        for each in (method, resumed):
+            each.consolidate(batches, torch.Generator())
+            torch.testing.assert_close(each.prompt, before + expected * (trained - before))
+
+
+def test_prompt_stays_when_further_images_of_known_classes_are_learned() -> None:
+    method = make_trained(kept_change=0.5)
+    before = method.prompt.detach().clone()
+    method.choose_effort(4, 2)
+    method.consolidate([make_batch([0, 3] * 2, seed=9)], torch.Generator())
+    assert torch.equal(method.prompt, before)
 
 
 def test_strength_is_selected_by_the_images_of_all_calls_and_relative_to_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
 MANY_STRENGTH = 0.025  # of the regression with that many images or more: 0.1 for each of two passes over two views
+FEW_KEPT = 0.5  # of what training changes in a prompt, with fewer images than that (docs/experiments.md)
 SMALL_SHARE = 0.5  # of the side of the network's input; smaller images are read whole (docs/experiments.md)
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
 MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
@@ -76,6 +77,7 @@ PAPER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "alpha": 5.0,
         "beta": 0.2,
         "modulation": 0.0,
+        "kept_change": 1.0,
         "readout_blocks": 1,
         "mirror": False,
         "test_crop": USUAL_CROP,
@@ -116,6 +118,11 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         0.1,
         ge=0,
         description="factor on the scales and shifts that a prompt has for attention and MLP of each block; 0 disables them",
+    )
+    kept_change: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = Field(
+        "auto",
+        description="share of what training changes in a prompt that is kept; 'auto': half where a call has fewer than 50 images "
+        "of a class, on average, else all",
     )
     cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         2, description="forward passes at prediction; 'auto' stops for each image once its task weights have converged"
@@ -185,6 +192,7 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
             "training_prompt": "mixture",
             "training_head": "linear",
             "modulation": 0.0,
+            "kept_change": 1.0,
             "ridge_strength": "held-out",
             "readout_blocks": 1,
             "mirror": False,
@@ -281,10 +289,12 @@ class CAPrompt(Method):
         {"keep_features": True},
         {"readout_blocks": 2, "mirror": False},
         {"crops": False},
+        {"kept_change": 1.0},
     )
     options: CAPromptOptions
     head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
+    before_training: Tensor  # the newest prompt before its training, (1, L, 2, n, D), in a call that keeps a part of the change
     strength_evidence: Tensor  # what `make_evidence` found in all calls, (3, S); only where the strength is selected
     selected_blocks: Tensor  # number of last blocks that the regression reads; only with readout_blocks='auto'
     reads_whole: Tensor  # whether images are read whole, and not with the usual crop; only with test_crop='auto'
@@ -295,6 +305,8 @@ class CAPrompt(Method):
         prompt = self.draw_prompt(torch.Generator())
         self.prompt = nn.Parameter(prompt)  # of the newest task, (L, 2, n, D)
         self.register_buffer("earlier", prompt.new_empty(0, *prompt.shape))
+        if options.kept_change != 1:
+            self.register_buffer("before_training", prompt.new_empty(0, *prompt.shape))
         width, aligned = vit.config.width, options.classifier == "aligned"
         self.statistics = alignment.build_statistics(options, width) if aligned else Statistics(width)
         strength = None if options.ridge_strength == "held-out" else self.given_strength
@@ -348,6 +360,13 @@ class CAPrompt(Method):
         is_free = not (self.options.exact_sums or self.options.keep_features)
         return self.options.classifier == "ridge" and self.options.ridge_strength == "auto" and is_free
 
+    @property
+    def kept_change(self) -> float:
+        """Share of what training changes in the prompt that is kept in the current call."""
+        if self.options.kept_change == "auto":
+            return FEW_KEPT if self.has_few_images else 1.0
+        return self.options.kept_change
+
     def choose_effort(self, num_images: int, num_classes: int) -> None:
         """Choose the effort of training, and whether the regression is fitted to crops of the images."""
         super().choose_effort(num_images, num_classes)
@@ -359,8 +378,11 @@ class CAPrompt(Method):
         if not effort:
             return ""
         choices = [effort]
-        if self.fits_crops and self.options.crops == "auto":
-            choices.append(f"fewer than {MAX_CROPPED_IMAGES} of a class, so crops of them are learned, too")
+        few = ["crops of them are learned, too"] if self.fits_crops and self.options.crops == "auto" else []
+        if self.has_few_images and self.epochs and self.options.kept_change == "auto":
+            few.append("half of what training changes is kept")
+        if few:
+            choices.append(f"fewer than {MAX_CROPPED_IMAGES} of a class, so {', and '.join(few)}")
         is_first = len(self.task_sizes) == 1
         if is_first and self.crop == 1.0 and self.options.test_crop == "auto":
             choices.append("small, so they are read whole")
@@ -387,6 +409,8 @@ class CAPrompt(Method):
             self.set_num_blocks(int(state[f"{prefix}selected_blocks"]))
         if f"{prefix}reads_whole" in state and self.options.test_crop == "auto":
             self.set_crop(reads_whole=bool(state[f"{prefix}reads_whole"]))
+        if f"{prefix}before_training" in state and self.options.kept_change != 1:
+            self.before_training = self.before_training.new_empty(state[f"{prefix}before_training"].shape)
         super()._load_from_state_dict(state, prefix, *rest)
 
     @property
@@ -593,12 +617,14 @@ class CAPrompt(Method):
         return features, labels
 
     def prepare(self, batches: Batches, generator: torch.Generator) -> None:
-        """Start the cosine head at class means, and fit the regression to the first pass.
+        """Start the cosine head at class means, remember the prompt, and fit the regression to the first pass.
 
         The last only where training needs it, for the weights of the mixture; otherwise `consolidate` does it.
         """
         if self.options.training_head == "cosine":
             self.start_at_means(batches)
+        if self.kept_change < 1:
+            self.before_training = self.prompt.detach().clone().unsqueeze(0)
         if self.ridge is not None and self.trains_mixture:
             views = self.extract_first_views(batches)
             self.fit_regression(views, sum(len(labels) for _, labels in views[0]), generator)
@@ -662,6 +688,7 @@ class CAPrompt(Method):
 
     def consolidate(self, batches: Batches, generator: torch.Generator) -> None:
         """Update the class statistics; align the head (Algorithm 1) or update the regression."""
+        self.take_back_change()
         is_known = self.statistics.count > 0  # (C,)
         if self.ridge is None:
             self.statistics.observe_batches((self.extract_own_features(images, labels), labels) for images, labels in batches)
@@ -686,6 +713,18 @@ class CAPrompt(Method):
             labels = self.ridge.join(second[0])[1]
             trained_first = len(self.task_sizes) == 1 and not bool(is_known.any())
             self.honest_scores = self.score_honestly(factor, rows, labels, trained_first, batches, shared, generator)
+
+    @torch.no_grad()
+    def take_back_change(self) -> None:
+        """Keep only a part of what training changed in the prompt.
+
+        What a prompt learns from few images holds in part for these images alone. Between the prompts before and after training,
+        less of that is left, and most of what holds for other images (Wortsman et al., Robust fine-tuning of zero-shot models,
+        CVPR 2022).
+        """
+        if self.options.kept_change != 1 and len(self.before_training):
+            self.prompt.lerp_(self.before_training[0], 1 - self.kept_change)
+            self.before_training = self.before_training[:0]
 
     def fit_regression(self, views: Sequence[LabeledFeatures], num_images: int, generator: torch.Generator) -> Tensor | None:
         """Add views to the regression, of so many images that are not part of it yet, and return what its `partial_fit` does."""

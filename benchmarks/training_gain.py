@@ -1,6 +1,6 @@
 """Whether a first task should be trained: what half of its images, or of its classes, say about it, beside what training gains.
 
-    python benchmarks/judge.py --data tinyimagenet200_64px/=2 --backbones vit_mini_patch8_64.tin200_distilled --per-class 19
+    python benchmarks/training_gain.py --data tinyimagenet200_64px/=2 --backbones vit_mini_patch8_64.tin200_distilled --per-class 19
 
 Small folders: `--classes` classes of a data set in some tasks (`--data NAME=TASKS`), of which a share of the training images is
 tested on. For each, the default is run as it is, with a third of its epochs, and with no task or only the later ones trained; and a
@@ -36,7 +36,8 @@ STRENGTH = 0.1
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "a third of the epochs": {"effort": 1 / 3},
-    "half of the change": {"kept": 0.5},
+    "all of the change": {"options": {"kept_change": 1.0}},
+    "three quarters of the change": {"options": {"kept_change": 0.75}},
     "a third of the rate": {"options": {"learning_rate": 0.0067}},
     "first pass unprompted": {"options": {"first_pass": "query"}},
     "not trained": {"untrained": (0, 1)},
@@ -76,7 +77,7 @@ def summarize(trained: Tensor, frozen: Tensor, right: Sequence[Tensor] = ()) -> 
     """Return the gain of training in squared error, its standard error, and accuracies."""
     gain = frozen - trained
     summary = {"gain": float(gain.mean()), "se": float(gain.std() / math.sqrt(len(gain))), "frozen": float(frozen.mean())}
-    return summary | ({"right": [round(float(each.mean()), 4) for each in right]} if right else {})
+    return summary | {name: float(each.mean()) for name, each in zip(("right", "frozen right"), right, strict=False)}
 
 
 def judge_by_images(cell: Cell, names: Sequence[str], train: OnDevice, test: OnDevice) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def make_variant(base: Cell, label: str) -> Cell:
 def make_cells(args: argparse.Namespace) -> list[Cell]:
     """Return all runs, folder by folder."""
     cells = []
-    for data, backbone, per_class, order in itertools.product(args.data, args.backbones, args.per_class, args.orders):
+    for order, data, backbone, per_class in itertools.product(args.orders, args.data, args.backbones, args.per_class):
         dataset, _, tasks = data.partition("=")
         common = {"seed": order, "preset": "default", "options": {"projections": args.projections}, "classes": args.classes}
         share = args.cars_validation if "cars" in dataset else args.validation
@@ -189,7 +190,7 @@ def main() -> None:
     parser.add_argument("--projections", type=int, default=2_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
-    parser.add_argument("--log", type=Path, default=ROOT / "results" / "search" / "judge.jsonl")
+    parser.add_argument("--log", type=Path, default=ROOT / "results" / "search" / "training_gain.jsonl")
     args = parser.parse_args()
     cells = make_cells(args)
     run_all(cells, args.log, args.jobs, args.seconds, lambda cell, result: None, run_or_judge)
