@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from caprompt.data import images
-from caprompt.data.images import decode, hash_image, read_size
+from caprompt.data.images import decode, hash_image, read_plain_jpeg, read_size
 from caprompt.errors import DataError, StorageError
 
 
@@ -259,12 +259,23 @@ def test_less_usual_formats_are_read(tmp_path: Path, suffix: str) -> None:
 
 
 def test_fifo_and_devices_are_not_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "endless.png").symlink_to("/dev/zero")
-    for name in ("pipe.png", "endless.png"):
-        for function in (decode, hash_image):
-            with pytest.raises(DataError, match=rf"{name}' .*it is not a regular file"):
-                function(tmp_path / name)
+    for suffix in (".png", ".jpg"):
+        os.mkfifo(tmp_path / f"pipe{suffix}")
+        (tmp_path / f"endless{suffix}").symlink_to("/dev/zero")
+        for name in (f"pipe{suffix}", f"endless{suffix}"):
+            for function in (decode, hash_image):
+                with pytest.raises(DataError, match=rf"{name}' .*it is not a regular file"):
+                    function(tmp_path / name)
+
+
+def test_what_is_no_plain_jpeg_file_is_none_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    writer = os.open(tmp_path / "pipe.jpg", os.O_RDWR)  # which writes nothing
+    (tmp_path / "endless.jpg").symlink_to("/dev/zero")
+    (tmp_path / "folder.jpg").mkdir()
+    for name in ("pipe.jpg", "endless.jpg", "folder.jpg", "missing.jpg"):
+        assert read_plain_jpeg(tmp_path / name) is None
+    os.close(writer)
 
 
 def test_dangling_link_is_named(tmp_path: Path) -> None:

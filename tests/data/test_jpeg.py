@@ -139,9 +139,36 @@ def test_files_are_taken_by_name_and_size(tmp_path: Path, taken: list[bool], mon
         (tmp_path / name).write_bytes(content)
         np.testing.assert_array_equal(decode(tmp_path / name), np.asarray(Image.open(io.BytesIO(content))))
     assert taken == [True, True]
+    monkeypatch.setattr(images, "READ_BYTES", 100)  # so that the file counts as a long one
+    np.testing.assert_array_equal(decode(tmp_path / "a.jpg"), decode(tmp_path / "c.png"))
+    assert taken == [True] * 3
     monkeypatch.setattr(images, "MAX_JPEG_BYTES", len(content) - 1)
     decode(tmp_path / "a.jpg")
-    assert taken == [True, True]
+    assert taken == [True] * 3
+
+
+def without_jfif(content: bytes) -> bytes:
+    """Return a file that Pillow wrote without its first segment."""
+    return content[:2] + content[4 + int.from_bytes(content[4:6], "big") :]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_known"),
+    [
+        (encode(photo(20, 30)), True),
+        (encode(photo(20, 30).convert("L")), True),
+        (without_jfif(encode(photo(20, 30).convert("L"))), True),
+        (without_jfif(encode(photo(20, 30))), False),
+        (encode(photo(20, 30), keep_rgb=True), False),
+    ],
+)
+def test_colors_are_known_where_the_decoder_would_say_the_same(content: bytes, is_known: bool) -> None:
+    header, decoder = jpeg.read_header(content), jpeg.get_decoder()
+    assert header is not None
+    assert decoder is not None
+    assert header.has_known_colors == is_known
+    assert not is_known or decoder.decode_jpeg_header(content)[2] in ("YCbCr", "Gray")
+    np.testing.assert_array_equal(*decode_both(content))
 
 
 def test_a_decoder_of_other_pixels_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,10 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ __all__ = [
     "Pixels",
     "PlainJPEG",
     "decode",
+    "decode_into",
     "get_size",
     "hash_image",
     "is_plain_pillow",
@@ -49,6 +49,8 @@ LARGE_PIXELS = 1 << 24  # from here on an image is converted in strips, since co
 STRIP_PIXELS = 1 << 22
 JPEG_SUFFIXES = next(each.suffixes for each in FORMATS if each.name == "JPEG")
 MAX_JPEG_BYTES = 1 << 24  # larger files are not read as a whole
+READ_BYTES = 120 * 1024  # that are read of a file without asking for its size: every call lets other threads run Python in between
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # not to wait for the writer of a FIFO
 DECODE_BYTES = 512 * 1024**2  # memory for all decodes that run at the same time; a single one may take more
 #: System errors that come from the file itself: none there, a folder, or damage that makes a decoder seek before its start.
 OF_THE_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
@@ -86,18 +88,13 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
         raise kind(f"{_describe(image)} is not a readable image ({_describe_error(error)}){SKIP_HINT}") from error
 
 
-@dataclass(frozen=True)
-class PlainJPEG:
+class PlainJPEG(NamedTuple):
     """A JPEG file that needs no more than decoding, as it was read."""
 
     content: bytes
     header: JPEGHeader
     reduction: int  # it is decoded at 1 / 1, 2, 4 or 8 of its size
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of the decoded pixels."""
-        return -(-self.header.height // self.reduction), -(-self.header.width // self.reduction), 3
+    shape: tuple[int, int, int]  # of the decoded pixels
 
     @property
     def num_bytes(self) -> int:
@@ -109,10 +106,10 @@ class PlainJPEG:
         """Return whether the short side of the decoded image exceeds a number."""
         return side is not None and min(self.shape[:2]) > side
 
-    def decode(self, out: Pixels | None = None) -> Pixels | None:
-        """Decode it, into `out` if given; None if it is damaged, which `images.decode` then reports, or reads nevertheless."""
+    def decode(self) -> Pixels | None:
+        """Decode it; None if it is damaged, which `images.decode` then reports, or reads nevertheless."""
         with _budget.reserve(self.num_bytes):
-            return decode_jpeg(self.content, self.header, self.reduction, out)
+            return decode_jpeg(self.content, self.header, self.reduction)
 
 
 def read_plain_jpeg(image: ImageInput, shrink_to: int | None = None) -> PlainJPEG | None:
@@ -125,6 +122,13 @@ def read_plain_jpeg(image: ImageInput, shrink_to: int | None = None) -> PlainJPE
     except Exception:  # which `decode` turns into a sentence
         return None
     return None if file is None or file.is_larger_than(shrink_to) else file
+
+
+def decode_into(files: Sequence[PlainJPEG], rows: Iterable[Pixels]) -> bool:
+    """Decode files one after the other, each into an array of its shape; return whether all of them could be decoded."""
+    with _budget.reserve(max(file.num_bytes for file in files)):
+        pairs = zip(files, rows, strict=True)
+        return all(decode_jpeg(file.content, file.header, file.reduction, row) is not None for file, row in pairs)
 
 
 def is_plain_pillow(image: ImageInput, shrink_to: int | None = None) -> bool:
@@ -186,6 +190,8 @@ def measure_short_side(images: Sequence[ImageInput]) -> int:
 
 
 def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
+    if isinstance(path, Path):
+        _check_regular(path)
     content = _read_jpeg(path)
     if content is not None:
         pixels = _decode_plain_jpeg(content, shrink_to)
@@ -210,17 +216,32 @@ def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
 
 
 def _read_jpeg(path: Path | EncodedImage) -> bytes | None:
-    """Return the content of a file if it may be a JPEG file for `decode_jpeg`; raise for a path that is no regular file."""
-    if isinstance(path, EncodedImage):
-        return path.read() if get_decoder() is not None else None
-    size = _check_regular(path)
-    if size > MAX_JPEG_BYTES or not str(path).lower().endswith(JPEG_SUFFIXES) or get_decoder() is None:
+    """Return the content of a file if it may be a JPEG file for `decode_jpeg`; of a FIFO or a device, what is there already."""
+    if get_decoder() is None:
         return None
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    if isinstance(path, EncodedImage):
+        return path.read()
+    name = str(path)
+    if not name.lower().endswith(JPEG_SUFFIXES):
+        return None
     try:
-        content = os.read(file, size)
+        file = os.open(name, READ_FLAGS)
+    except BlockingIOError:  # another program holds a lease on it; Pillow waits for that
+        return None
+    try:
+        content = os.read(file, READ_BYTES)
+        return content if len(content) < READ_BYTES else _read_whole(file)
     finally:
         os.close(file)
+
+
+def _read_whole(file: int) -> bytes | None:
+    """Return the content of an open file from its start, or None if it is too large."""
+    size = os.fstat(file).st_size
+    if size > MAX_JPEG_BYTES:
+        return None
+    os.lseek(file, 0, os.SEEK_SET)
+    content = os.read(file, size)
     return content if len(content) == size else None
 
 
@@ -244,7 +265,8 @@ def _parse_jpeg(content: bytes, shrink_to: int | None) -> PlainJPEG | None:
     if width * height > LARGE_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
         return None
     scale = 1 if shrink_to is None else min(width, height) // (2 * shrink_to)
-    return PlainJPEG(content, header, next((each for each in (8, 4, 2) if scale >= each), 1))  # as in Pillow's `draft`
+    reduction = 1 if scale < 2 else next(each for each in (8, 4, 2) if scale >= each)  # as in Pillow's `draft`
+    return PlainJPEG(content, header, reduction, (-(-height // reduction), -(-width // reduction), 3))
 
 
 def _check_regular(path: Path) -> int:

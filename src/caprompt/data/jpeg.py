@@ -10,9 +10,9 @@ from __future__ import annotations
 import io
 import re
 import struct
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +23,22 @@ __all__ = ["JPEGHeader", "decode_jpeg", "get_decoder", "read_header"]
 MAX_DIFFERENCE = 1  # between the pixels of the two decoders, in levels of 255
 _START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
-_SOF_BASELINE, _SOF_PROGRESSIVE, _START_OF_SCAN = 0xC0, 0xC2, 0xDA
+_SOF_BASELINE, _SOF_PROGRESSIVE, _START_OF_SCAN, _JFIF = 0xC0, 0xC2, 0xDA, 0xE0
 _PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman and quantization tables, restart interval, comment
-_APPLICATIONS = {0xE0: (b"JFIF\0", 14), 0xE2: (b"ICC_PROFILE\0", 14), 0xEE: (b"Adobe", 12)}  # by marker: start, least length
+_APPLICATIONS = {_JFIF: (b"JFIF\0", 14), 0xE2: (b"ICC_PROFILE\0", 14), 0xEE: (b"Adobe", 12)}  # by marker: start, least length
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _ORIENTATION_TAG = 0x0112
 _ORIENTATION_NAME = re.compile(rb"orientation", re.IGNORECASE)
+_FRAME = struct.Struct(">BHHB")  # bits, height, width, components
 
 
-@dataclass(frozen=True)
-class JPEGHeader:
+class JPEGHeader(NamedTuple):
     """Size of a plain JPEG file in pixels, and whether it is progressive."""
 
     width: int
     height: int
     progressive: bool
+    has_known_colors: bool  # it says by itself that it is gray or YCbCr: by one component, or as a JFIF file
 
 
 def read_header(content: bytes) -> JPEGHeader | None:
@@ -48,25 +49,24 @@ def read_header(content: bytes) -> JPEGHeader | None:
     """
     if not content.startswith(_START_OF_IMAGE) or content.rfind(_END_OF_IMAGE) < 0:
         return None
-    header, position, size, has_exif = None, 2, len(content), False
+    frame, position, size, has_exif, is_jfif = None, 2, len(content), False, False
     while position + 4 <= size:
         if content[position] != 0xFF:
             return None
-        marker, length = content[position + 1], content[position + 2] << 8 | content[position + 3]
-        body = content[position + 4 : position + 2 + length]
+        marker, end = content[position + 1], position + 2 + (content[position + 2] << 8 | content[position + 3])
         if marker == _START_OF_SCAN:
-            return header
+            return None if frame is None else _read_frame(*frame, is_jfif)
         if marker in (_SOF_BASELINE, _SOF_PROGRESSIVE):
-            if header is not None:
+            if frame is not None:
                 return None
-            header = _read_frame(body, marker == _SOF_PROGRESSIVE)
-            if header is None:
-                return None
+            frame = content[position + 4 : end], marker == _SOF_PROGRESSIVE
         elif marker not in _PLAIN_SEGMENTS:
+            body = content[position + 4 : end]
             if not _is_harmless(marker, body) or (has_exif and body.startswith(_EXIF)):  # Pillow joins several EXIF segments
                 return None
             has_exif = has_exif or body.startswith(_EXIF)
-        position += 2 + length
+            is_jfif = is_jfif or marker == _JFIF
+        position = end
     return None
 
 
@@ -81,8 +81,7 @@ def decode_jpeg(
     if decoder is None:
         return None
     try:
-        color_space = decoder.decode_jpeg_header(content)[2]
-        if color_space not in ("YCbCr", "Gray"):
+        if not header.has_known_colors and decoder.decode_jpeg_header(content)[2] not in ("YCbCr", "Gray"):
             return None
         return _decode(decoder, content, header.height, header.width, reduction, out)
     except Exception:  # whatever is wrong with the file, Pillow says it, or reads it nevertheless
@@ -131,13 +130,13 @@ def _decode_by_pillow(file: io.BytesIO, reduction: int) -> NDArray[np.int16]:
         return np.asarray(image.convert("RGB")).astype(np.int16)
 
 
-def _read_frame(body: bytes, progressive: bool) -> JPEGHeader | None:
-    if len(body) < 6:
+def _read_frame(body: bytes, progressive: bool, is_jfif: bool) -> JPEGHeader | None:
+    if len(body) < _FRAME.size:
         return None
-    bits, height, width, components = struct.unpack_from(">BHHB", body)
+    bits, height, width, components = _FRAME.unpack_from(body)
     if bits != 8 or components not in (1, 3) or not height or not width:
         return None
-    return JPEGHeader(width, height, progressive)
+    return JPEGHeader(width, height, progressive, is_jfif or components == 1)
 
 
 def _is_harmless(marker: int, body: bytes) -> bool:

@@ -24,7 +24,7 @@ from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.gpu_cache import RENDER_BYTES, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
 from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import ImageInput, Pixels, PlainJPEG, get_size, is_plain_pillow, read_plain_jpeg
+from caprompt.data.images import ImageInput, Pixels, PlainJPEG, decode_into, get_size, is_plain_pillow, read_plain_jpeg
 from caprompt.data.prefetch import PREFETCHED_BATCHES, count_decode_threads, limit_ahead, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform, Transform, View
@@ -182,14 +182,11 @@ class _Chunk:
 
 def _decode_stacked(files: Sequence[PlainJPEG | None], device: torch.device) -> Tensor | None:
     """Decode JPEG files of the same size straight to where they are uploaded from, (n, H, W, 3); None if that is not possible."""
-    first = files[0] if files else None
-    if first is None or any(file is None or file.shape != first.shape for file in files):
+    plain = [file for file in files if file is not None]
+    if len(plain) < len(files) or len({file.shape for file in plain}) != 1:
         return None
-    stacked = _allocate_stack((len(files), *first.shape), device)
-    if stacked is None:
-        return None
-    is_decoded = [file is not None and file.decode(row) is not None for file, row in zip(files, stacked.numpy(), strict=True)]
-    return stacked if all(is_decoded) else None
+    stacked = _allocate_stack((len(plain), *plain[0].shape), device)
+    return stacked if stacked is not None and decode_into(plain, stacked.numpy()) else None
 
 
 def _copy_stacked(images: Sequence[ImageInput], shrink_to: int | None, device: torch.device) -> Tensor | None:
