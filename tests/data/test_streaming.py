@@ -182,6 +182,15 @@ def test_short_first_and_last_batches_have_the_same_images(noise, count: int) ->
     assert torch.cat([targets for _, targets in batches]).tolist() == targets.tolist()
 
 
+@pytest.mark.parametrize(("count", "expected"), [(8, [8]), (9, [2, 4, 1, 2]), (19, [2, 4, 4, 4, 3, 2])])
+def test_batches_of_files_are_halves(tmp_path: Path, noise, count: int, expected: list[int]) -> None:
+    samples = write_jpegs(tmp_path, noise, [(20, 30)] * count)
+    settings = {"transform": EVAL, "cache": ImageCache(0), "batch_size": 8, "device": torch.device("cpu")}
+    batches = list(iter_streamed_images(samples.images, **settings, short_ends=True))
+    assert [len(images) for images in batches] == expected
+    assert torch.equal(torch.cat(batches), collect_streamed(samples, batch_size=8)[0])
+
+
 def test_images_without_targets_are_the_same(samples: Samples) -> None:
     settings = {"transform": EVAL, "cache": ImageCache(0), "batch_size": 5, "device": torch.device("cpu")}
     assert torch.equal(torch.cat(list(iter_streamed_images(samples.images, **settings))), collect_streamed(samples)[0])

@@ -52,8 +52,7 @@ def iter_streamed_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield images (B, 3, S, S) and targets (B,) in the order of the samples, transformed on `device`. Every core decodes.
 
-    With `short_ends`, the first and the last batch of many are shorter, so that a device starts early to work on the first, and
-    has little left to do when the last image is decoded.
+    With `short_ends`, the first and the last batch of many are shorter, and those of files are halves (`split_into_batches`).
     """
     if len(targets) != len(samples):
         raise ValueError(f"{len(samples)} samples but {len(targets)} targets")
@@ -107,33 +106,39 @@ def iter_streamed_images(
             return _pad_chunk(list(pixels), list(views), device)
         return _stack_chunk(decoded, len(part), device)
 
-    batches = split_into_batches(len(images), batch_size, short_ends)
     has_files = any(isinstance(image, (Path, EncodedImage)) for image in images)
+    batches = split_into_batches(len(images), batch_size, short_ends, has_files)
     chunks = [_split_range(batch, _choose_chunk_size(batch, workers if has_files else 1)) for batch in batches]
     num_chunks = sum(map(len, chunks))
     is_slow = num_chunks > 1 and any(_takes_time(image, cache.shrink_to) for image in images)
     workers = min(workers, num_chunks) if is_slow else 0
     image_bytes = _estimate_decoded_bytes(images, cache.shrink_to) if workers else 1
     largest = max((chunk.stop - chunk.start for own_chunks in chunks for chunk in own_chunks), default=1)
-    ahead = limit_ahead(PREFETCHED_BATCHES * max(map(len, chunks), default=1), largest * image_bytes, workers)
+    ahead = limit_ahead(-(-PREFETCHED_BATCHES * batch_size // largest), largest * image_bytes, workers)
     with closing(prefetch_map(prepare, chain.from_iterable(chunks), workers, ahead)) as prepared:
-        rendered = (_render_chunks(list(islice(prepared, len(own_chunks))), transform, device) for own_chunks in chunks)
+        rendered = (_render_chunks(islice(prepared, len(own_chunks)), transform, device) for own_chunks in chunks)
         yield from rendered if len(chunks) == 1 else (batch for (batch,) in compute_aside(((each,) for each in rendered), device))
 
 
-def split_into_batches(count: int, size: int, short_ends: bool = False) -> list[slice]:
+def split_into_batches(count: int, size: int, short_ends: bool = False, has_files: bool = False) -> list[slice]:
     """Split a number of images into batches of `size`; with `short_ends` the first two and the last of many are shorter.
+
+    So a device starts early to work on the first, and has little left to do when the last image is there. Decoding files takes
+    longer than predicting them, so that what counts there is how much the device has left to do: all batches are halves.
 
     >>> [batch.stop - batch.start for batch in split_into_batches(1000, 256)]
     [256, 256, 256, 232]
     >>> [batch.stop - batch.start for batch in split_into_batches(1000, 256, short_ends=True)]
     [64, 128, 256, 256, 232, 64]
+    >>> [batch.stop - batch.start for batch in split_into_batches(512, 256, short_ends=True, has_files=True)]
+    [64, 128, 128, 128, 64]
     """
     short = size // 4
-    if not short_ends or not short or count <= 2 * size:
+    if not short_ends or not short or count <= (size if has_files else 2 * size):
         return _split_range(slice(0, count), size)
-    first, second, last = slice(0, short), slice(short, 3 * short), slice(count - short, count)
-    return [first, second, *_split_range(slice(3 * short, count - short), size), last]
+    starts = [slice(0, short)] if has_files else [slice(0, short), slice(short, 3 * short)]
+    middle, last = slice(starts[-1].stop, count - short), slice(count - short, count)
+    return [*starts, *_split_range(middle, size // 2 if has_files else size), last]
 
 
 def _split_range(whole: slice, size: int) -> list[slice]:
@@ -146,8 +151,8 @@ def _split_range(whole: slice, size: int) -> list[slice]:
 
 
 def _choose_chunk_size(batch: slice, workers: int) -> int:
-    """Return how many images of a batch a thread prepares at a time: so few that all threads work on it."""
-    return max(1, min(DECODE_CHUNK, int(batch.stop - batch.start) // max(1, workers)))
+    """Return how many images of a batch a thread prepares at a time: so few that all threads work on it, in one turn each."""
+    return min(DECODE_CHUNK, -(-int(batch.stop - batch.start) // max(1, workers)))
 
 
 def _takes_time(image: ImageInput, shrink_to: int | None) -> bool:
@@ -249,13 +254,18 @@ def _pad_chunk(pixels: list[Pixels], views: list[View], device: torch.device) ->
     return _Chunk(rows, views, stacked)  # the decoded images themselves are freed
 
 
-def _render_chunks(chunks: Sequence[_Chunk], transform: Transform, device: torch.device) -> Tensor:
+def _render_chunks(prepared: Iterable[_Chunk], transform: Transform, device: torch.device) -> Tensor:
     """Render the images of a batch together, padded to the largest, or in groups if that took too much memory."""
+    chunks: list[_Chunk] = []
+    stacks: list[Tensor] = []
+    for chunk in prepared:
+        chunks.append(chunk)
+        if chunk.stacked is not None:
+            stacks.append(to_device(chunk.stacked, device)[..., :3])  # while the next chunk is prepared
     views = [view for chunk in chunks for view in chunk.views]
-    stacks = [chunk.stacked for chunk in chunks if chunk.stacked is not None]
     height, width = (max((stack.shape[axis] for stack in stacks), default=0) for axis in (1, 2))
     if len(stacks) == len(chunks) and 3 * height * width * len(views) <= RENDER_BYTES:
-        return render_batch(join_padded([to_device(stack, device)[..., :3] for stack in stacks]), views, transform)
+        return render_batch(join_padded(stacks), views, transform)
     pixels = [each for chunk in chunks for each in chunk.pixels]
     groups = split_by_padded_bytes([each.shape for each in pixels], RENDER_BYTES)
     return torch.cat([render_batch(stack_padded(pixels[group], device), views[group], transform) for group in groups])
