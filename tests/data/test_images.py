@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from caprompt.data import images
-from caprompt.data.images import decode, hash_image, read_plain_jpeg, read_size
+from caprompt.data.images import decode, hash_image, read_jpeg, read_size
 from caprompt.errors import DataError, StorageError
 
 
@@ -274,7 +274,7 @@ def test_what_is_no_plain_jpeg_file_is_none_at_once(tmp_path: Path) -> None:
     (tmp_path / "endless.jpg").symlink_to("/dev/zero")
     (tmp_path / "folder.jpg").mkdir()
     for name in ("pipe.jpg", "endless.jpg", "folder.jpg", "missing.jpg"):
-        assert read_plain_jpeg(tmp_path / name) is None
+        assert read_jpeg(tmp_path / name) is None
     os.close(writer)
 
 

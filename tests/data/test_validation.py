@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from thread_group import ThreadGroup, run_in_threads
 
+from caprompt.data import validation
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.samples import Samples
 from caprompt.data.sources import read_source
@@ -65,6 +67,31 @@ def test_one_image_in_two_classes_raises(noise) -> None:
     assert validate_images(Samples((noise(0), noise(0)), ("cat", "cat")), ImageCache()).labels == ("cat", "cat")
     published = Samples(samples.images, samples.labels, published=True)
     assert len(validate_images(published.select_classes(["cat", "dog"]), ImageCache())) == 3
+
+
+def test_files_that_were_read_are_compared_without_reading_them_again(
+    tmp_path: Path, noise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    paths = tuple(tmp_path / f"{number}.jpg" for number in range(4))
+    for number, path in enumerate(paths):
+        Image.fromarray(noise(number, 60, 60)).save(path)  # so large that its middle is not in a table
+    size = max(path.stat().st_size for path in paths)
+    for path in paths:
+        path.write_bytes(path.read_bytes().ljust(size, b"\0"))
+    samples, cache = Samples(paths, ("cat", "cat", "dog", "dog")), ImageCache()
+    with monkeypatch.context() as patch:
+        for name in ("_get_size", "_read_part", "hash_image"):
+            patch.setattr(validation, name, lambda image: pytest.fail("read again"))
+        validate_images(samples, cache)
+    assert len(cache.content_keys) == 4
+    paths[3].write_bytes(paths[0].read_bytes())
+    for known in (ImageCache(), ImageCache(0)):
+        with pytest.raises(DataError, match=r"0\.jpg' .*3\.jpg' .* are the same image"):
+            validate_images(samples, known)
+    known.content_keys.pop(id(paths[3]))  # one is known, the other is not
+    with pytest.raises(DataError, match="are the same image"):
+        validation.check_label_conflicts(samples, known.content_keys)
 
 
 def test_interrupt_leaves_no_threads(photos: Path) -> None:

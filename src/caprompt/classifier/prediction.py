@@ -207,7 +207,7 @@ class PredictingModel(ModelState):
             else:
                 output = self._predict_samples(pipeline, samples, size, tasks=tasks, give_task=give_task)
             if is_single_pass and not samples.published:
-                check_label_conflicts(samples)  # while a GPU computes
+                check_label_conflicts(samples, pipeline.cache.content_keys)  # while a GPU computes
             seconds = time.perf_counter() - start_time
         return LabeledOutput(
             samples, torch.tensor(targets), output, protocols.describe_protocol(self.method.options, give_task), seconds

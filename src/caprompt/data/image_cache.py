@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from threading import Lock
 
-from caprompt.data.images import ImageInput, Pixels, decode
+from caprompt.data.images import ContentKey, ImageInput, Pixels, PlainJPEG, decode, read_jpeg
 
 __all__ = ["ImageCache"]
 
@@ -23,6 +23,7 @@ class ImageCache:
         self.budget_bytes = budget_bytes
         self.shrink_to = shrink_to
         self.num_decoded = 0
+        self.content_keys: dict[int, ContentKey] = {}  # of JPEG files that were read, by the id of the image
         self._used_bytes = 0
         # The image is stored next to its pixels so that its id is not reused while it is a key.
         self._entries: dict[Hashable, tuple[ImageInput, Pixels]] = {}
@@ -31,7 +32,7 @@ class ImageCache:
     def get(self, image: ImageInput) -> Pixels:
         """Return the image's pixels, (H, W, 3); do not write into them."""
         if self.budget_bytes <= 0:
-            pixels = decode(image, self.shrink_to)
+            pixels = self._decode(image)
             with self._lock:
                 self.num_decoded += 1
             return pixels
@@ -39,13 +40,25 @@ class ImageCache:
         with self._lock:
             if key in self._entries:
                 return self._entries[key][1]
-        pixels = decode(image, self.shrink_to)
+        pixels = self._decode(image)
         with self._lock:
             self.num_decoded += 1
             if key not in self._entries and self._used_bytes + pixels.nbytes <= self.budget_bytes:
                 self._entries[key] = image, pixels
                 self._used_bytes += pixels.nbytes
         return pixels
+
+    def read_jpeg(self, image: ImageInput) -> PlainJPEG | None:
+        """Read a file as `images.read_jpeg` does, and note what it can be told from others by."""
+        file = read_jpeg(image, self.shrink_to)
+        if file is not None:
+            self.content_keys[id(image)] = file.content_key
+        return file
+
+    def _decode(self, image: ImageInput) -> Pixels:
+        file = self.read_jpeg(image) if isinstance(image, Path) else None  # a dataset might read any other twice
+        pixels = None if file is None else file.decode()
+        return decode(image, self.shrink_to) if pixels is None else pixels
 
 
 def _make_key(image: ImageInput) -> Hashable:

@@ -26,7 +26,10 @@ from caprompt.utils.memory import release_freed_memory
 __all__ = [
     "IMAGE_SUFFIXES",
     "MAX_PIXELS",
+    "PART_BYTES",
+    "READ_FLAGS",
     "SKIP_HINT",
+    "ContentKey",
     "ImageInput",
     "Pixels",
     "PlainJPEG",
@@ -36,12 +39,13 @@ __all__ = [
     "hash_image",
     "is_plain_pillow",
     "measure_short_side",
-    "read_plain_jpeg",
+    "read_jpeg",
     "read_size",
 ]
 
 ImageInput: TypeAlias = Path | Image.Image | NDArray[Any] | EncodedImage
 Pixels: TypeAlias = NDArray[np.uint8]
+ContentKey: TypeAlias = tuple[int, bytes]  # size of a file, and a part from its middle
 
 MAX_PIXELS = 89_478_485  # Pillow's default; checked here as well, since an application may lift Pillow's limit
 MAX_ASPECT = 200  # a 1 x 100,000 strip resized to a short side of 256 would need 20 GB
@@ -54,6 +58,7 @@ READ_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK"
 DECODE_BYTES = 512 * 1024**2  # memory for all decodes that run at the same time; a single one may take more
 #: System errors that come from the file itself: none there, a folder, or damage that makes a decoder seek before its start.
 OF_THE_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL})
+PART_BYTES = 64  # of a file's content that tell most files of the same size apart
 MAX_MEASURED = 100  # images whose size is read to know that of all
 SKIP_HINT = "; remove it, or skip unreadable images with skip_bad=True"
 
@@ -89,12 +94,13 @@ def decode(image: ImageInput, shrink_to: int | None = None) -> Pixels:
 
 
 class PlainJPEG(NamedTuple):
-    """A JPEG file that needs no more than decoding, as it was read."""
+    """A JPEG file that needs no more than decoding, and shrinking if it is large, as it was read."""
 
     content: bytes
     header: JPEGHeader
     reduction: int  # it is decoded at 1 / 1, 2, 4 or 8 of its size
     shape: tuple[int, int, int]  # of the decoded pixels
+    shrink_to: int | None  # short side that these are reduced to
 
     @property
     def num_bytes(self) -> int:
@@ -102,26 +108,35 @@ class PlainJPEG(NamedTuple):
         height, width, _ = self.shape
         return 8 * width * height + (6 * self.header.width * self.header.height if self.header.progressive else 0)
 
-    def is_larger_than(self, side: int | None) -> bool:
-        """Return whether the short side of the decoded image exceeds a number."""
-        return side is not None and min(self.shape[:2]) > side
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether the decoded pixels are more than are wanted."""
+        return self.shrink_to is not None and min(self.shape[:2]) > self.shrink_to
+
+    @property
+    def content_key(self) -> ContentKey:
+        """What `validation` compares files by before it reads all of them."""
+        middle = len(self.content) // 2
+        return len(self.content), self.content[middle : middle + PART_BYTES]
 
     def decode(self) -> Pixels | None:
         """Decode it; None if it is damaged, which `images.decode` then reports, or reads nevertheless."""
         with _budget.reserve(self.num_bytes):
-            return decode_jpeg(self.content, self.header, self.reduction)
+            pixels = decode_jpeg(self.content, self.header, self.reduction)
+            if pixels is None or not self.is_shrunk:
+                return pixels
+            return np.asarray(_shrink(Image.fromarray(pixels), self.shrink_to))
 
 
-def read_plain_jpeg(image: ImageInput, shrink_to: int | None = None) -> PlainJPEG | None:
+def read_jpeg(image: ImageInput, shrink_to: int | None = None) -> PlainJPEG | None:
     """Read a file whose `PlainJPEG.decode` gives the pixels of `decode`; None for every other image, also an unreadable one."""
     if not isinstance(image, (Path, EncodedImage)):
         return None
     try:
         content = _read_jpeg(image)
-        file = None if content is None else _parse_jpeg(content, shrink_to)
+        return None if content is None else _parse_jpeg(content, shrink_to)
     except Exception:  # which `decode` turns into a sentence
         return None
-    return None if file is None or file.is_larger_than(shrink_to) else file
 
 
 def decode_into(files: Sequence[PlainJPEG], rows: Iterable[Pixels]) -> bool:
@@ -248,13 +263,7 @@ def _read_whole(file: int) -> bytes | None:
 def _decode_plain_jpeg(content: bytes, shrink_to: int | None) -> Pixels | None:
     """Decode a JPEG file as `_decode_file` does, but without Pillow; None if it is not plain, too large, or damaged."""
     file = _parse_jpeg(content, shrink_to)
-    if file is None:
-        return None
-    with _budget.reserve(file.num_bytes):
-        pixels = decode_jpeg(file.content, file.header, file.reduction)
-        if pixels is None or not file.is_larger_than(shrink_to):
-            return pixels
-        return np.asarray(_shrink(Image.fromarray(pixels), shrink_to or 0))
+    return None if file is None else file.decode()
 
 
 def _parse_jpeg(content: bytes, shrink_to: int | None) -> PlainJPEG | None:
@@ -266,7 +275,7 @@ def _parse_jpeg(content: bytes, shrink_to: int | None) -> PlainJPEG | None:
         return None
     scale = 1 if shrink_to is None else min(width, height) // (2 * shrink_to)
     reduction = 1 if scale < 2 else next(each for each in (8, 4, 2) if scale >= each)  # as in Pillow's `draft`
-    return PlainJPEG(content, header, reduction, (-(-height // reduction), -(-width // reduction), 3))
+    return PlainJPEG(content, header, reduction, (-(-height // reduction), -(-width // reduction), 3), shrink_to)
 
 
 def _check_regular(path: Path) -> int:

@@ -24,7 +24,7 @@ from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.gpu_cache import RENDER_BYTES, join_padded, split_by_padded_bytes, stack_on_host, stack_padded
 from caprompt.data.gpu_transforms import MAX_SHAPE_RATIO, crop_to_view, render_batch
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import ImageInput, Pixels, PlainJPEG, decode_into, get_size, is_plain_pillow, read_plain_jpeg
+from caprompt.data.images import ImageInput, Pixels, PlainJPEG, decode_into, get_size, is_plain_pillow
 from caprompt.data.prefetch import PREFETCHED_BATCHES, count_decode_threads, limit_ahead, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.data.transforms import EvalTransform, Transform, View
@@ -94,7 +94,7 @@ def iter_streamed_images(
 
     def prepare(chunk: slice) -> _Chunk:
         part = images[chunk]
-        files = [read_plain_jpeg(image, cache.shrink_to) for image in part] if cache.budget_bytes <= 0 else []
+        files = [_read_small_jpeg(image, cache) for image in part] if cache.budget_bytes <= 0 else []
         stacked = _decode_stacked(files, device)
         stacked = _copy_stacked(part, cache.shrink_to, device) if stacked is None else stacked
         if stacked is not None:
@@ -183,6 +183,12 @@ class _Chunk:
     pixels: list[Pixels]
     views: list[View]
     stacked: Tensor | None  # (n, H, W, 3), or with a fourth channel that means nothing
+
+
+def _read_small_jpeg(image: ImageInput, cache: ImageCache) -> PlainJPEG | None:
+    """Read a JPEG file that is decoded as it is; None for others, also for large ones, of which few should be in memory."""
+    file = cache.read_jpeg(image)
+    return None if file is None or file.is_shrunk else file
 
 
 def _decode_stacked(files: Sequence[PlainJPEG | None], device: torch.device) -> Tensor | None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
 from caprompt.data.image_cache import ImageCache
-from caprompt.data.images import SKIP_HINT, ImageInput, hash_image
+from caprompt.data.images import PART_BYTES, READ_FLAGS, SKIP_HINT, ContentKey, ImageInput, hash_image
 from caprompt.data.prefetch import count_decode_threads, prefetch_map
 from caprompt.data.samples import Samples
 from caprompt.errors import DataError
@@ -27,7 +29,6 @@ R = TypeVar("R")
 
 NUM_TIMED = 6  # calls that are timed to decide whether to use threads
 MIN_THREADED_SECONDS = 1e-4  # per call; shorter ones mostly wait for each other, since only one thread at a time runs Python
-PART_BYTES = 64  # of a file's content that tell most files of the same size apart
 CALLS_TOGETHER = 4  # that are handed to a thread at once, which takes a while
 
 
@@ -71,7 +72,7 @@ def validate_images(
         if name not in valid.classes:
             raise DataError(f"none of the images of class '{name}' can be read; repair them or remove the class")
     if not samples.published:  # e.g. CIFAR-100 has some images under two labels, and is compared unchanged
-        check_label_conflicts(valid)
+        check_label_conflicts(valid, cache.content_keys)
     return replace(valid, skipped=samples.skipped + tuple(skipped))
 
 
@@ -120,13 +121,25 @@ def explain_unreadable(samples: Samples) -> Iterator[None]:
         raise
 
 
-def check_label_conflicts(samples: Samples) -> None:
-    """Raise `DataError` for an image that is in two classes, since no classifier can learn that."""
-    groups = _split_groups(samples, [list(range(len(samples)))], map(_get_size, samples.images))
+def check_label_conflicts(samples: Samples, keys: Mapping[int, ContentKey] = MappingProxyType({})) -> None:
+    """Raise `DataError` for an image that is in two classes, since no classifier can learn that.
+
+    `keys` has what is known of files that were read already, by the id of the image (`ImageCache.content_keys`).
+    """
+
+    def get_size(image: ImageInput) -> Hashable:
+        key = keys.get(id(image))
+        return _get_size(image) if key is None else key[0]
+
+    def read_part(image: ImageInput) -> bytes:
+        key = keys.get(id(image))
+        return _read_part(image) if key is None else key[1]
+
+    groups = _split_groups(samples, [list(range(len(samples)))], map(get_size, samples.images))
     # Contents are read only where needed, and whole files only where parts of them are the same.
-    for read in (_read_part, hash_image):
-        with closing(_read_keys(read, [samples.images[index] for group in groups for index in group])) as keys:
-            groups = _split_groups(samples, groups, keys)
+    for read in (read_part, hash_image):
+        with closing(_read_keys(read, [samples.images[index] for group in groups for index in group])) as contents:
+            groups = _split_groups(samples, groups, contents)
     for group in groups:
         other = next(index for index in group if samples.labels[index] != samples.labels[group[0]])
         raise DataError(f"{_describe(samples, group[0])} and {_describe(samples, other)} are the same image; keep it in one class")
@@ -173,11 +186,14 @@ def _read_part(image: ImageInput) -> bytes:
     """Return a few bytes of an image's content, from its middle."""
     if isinstance(image, np.ndarray):
         return bytes(image[image.shape[0] // 2].tobytes())
-    if isinstance(image, Path) and image.is_file():
-        with image.open("rb", buffering=0) as file:
-            file.seek(image.stat().st_size // 2)
-            return file.read(PART_BYTES)
-    return b""
+    if not isinstance(image, Path):
+        return b""
+    file = os.open(image, READ_FLAGS)
+    try:
+        os.lseek(file, os.fstat(file).st_size // 2, os.SEEK_SET)
+        return os.read(file, PART_BYTES)
+    finally:
+        os.close(file)
 
 
 def _describe(samples: Samples, index: int) -> str:
