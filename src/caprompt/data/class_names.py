@@ -11,6 +11,7 @@ from caprompt.errors import DataError
 
 __all__ = ["check_class_name", "natural_key", "normalize_class_name", "normalize_saved_names"]
 
+_DIGITS = re.compile(r"([0-9]+)")
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f-\x9f]')
 _RESERVED = re.compile(r"(CON|PRN|AUX|NUL|COM[1-9]|LPT[1-9])(\..*)?", re.IGNORECASE)  # devices on Windows
 
@@ -21,8 +22,8 @@ def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
     >>> sorted(["class10", "Class3", "class2"], key=natural_key)
     ['class2', 'Class3', 'class10']
     """
-    parts = re.split(r"([0-9]+)", name)
-    key = tuple((0, int(part), "") if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part)
+    parts = _DIGITS.split(name)
+    key = tuple([(0, int(part), "") if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part])
     return key, name  # the name itself orders "a1", "a01" and "A1"
 
 

@@ -41,11 +41,11 @@ def find_images(folder: Path) -> FoundFiles:
 
     Whatever has the suffix of an image counts as one, also a link to a file that does not exist: decoding it says what is wrong.
     """
-    images: list[Path] = []
-    ignored: list[Path] = []
+    images: list[str] = []
+    ignored: list[str] = []
     for entry in _walk_files(folder):
-        (images if _is_image(entry) else ignored).append(Path(entry.path))
-    return FoundFiles(_sort(images), _sort(ignored))
+        (images if _is_image(entry) else ignored).append(entry.path)
+    return FoundFiles(_sort(images, folder), _sort(ignored, folder))
 
 
 def read_class_folders(root: Path) -> Samples:
@@ -58,9 +58,10 @@ def read_class_folders(root: Path) -> Samples:
     digits as dates have. A folder one level too deep has images but no sub-folders; it is refused, and if folders next to it
     have images too, the message names the folder above.
     """
-    entries = sorted((e for e in root.iterdir() if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
-    folders = [entry for entry in entries if entry.is_dir()]
-    num_loose = sum(_is_image_path(entry) for entry in entries if not entry.is_dir())
+    with os.scandir(root) as scanned:
+        entries = sorted((e for e in scanned if not e.name.startswith(".")), key=lambda e: natural_key(e.name))
+    folders = [Path(entry.path) for entry in entries if _is_dir(entry)]
+    num_loose = sum(_is_image(entry) for entry in entries if not _is_dir(entry))
     if not folders:
         raise DataError(f"'{root}' has no class folders; {_advise_without_folders(root, num_loose)}")
     for folder in folders:
@@ -134,8 +135,10 @@ def _is_image_path(path: Path) -> bool:
         return False
 
 
-def _sort(paths: list[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: natural_key(path.as_posix()))
+def _sort(paths: list[str], folder: Path) -> list[Path]:
+    """Return the paths of files below a folder in natural order."""
+    start = len(str(folder))  # what all of them begin with makes no difference
+    return [Path(path) for path in sorted(paths, key=lambda path: natural_key(path[start:].replace(os.sep, "/")))]
 
 
 # -- levels ----------------------------------------------------------------------------------------------------------------
@@ -143,15 +146,18 @@ def _sort(paths: list[Path]) -> list[Path]:
 
 def _check_level(root: Path, found: Mapping[Path, FoundFiles]) -> None:
     """Refuse a folder of splits, and warn where sub-folders of the classes look like the classes."""
+    are_splits = _are_splits([folder.name for folder in found])
+    if not are_splits and len(found) > 1 and any(_has_direct_image(folder, files.images) for folder, files in found.items()):
+        return
     inside = {folder: _group_by_subfolder(folder, files.images) for folder, files in found.items()}
-    if _are_splits([folder.name for folder in found]):
+    if are_splits:
         _refuse_splits(root, inside)
     if len(found) == 1:
         (folder,) = found
         deeper = {folder / name: _group_by_subfolder(folder / name, paths) for name, paths in inside[folder].items() if name}
         if _are_splits(list(inside[folder])) and not any("" in groups for groups in deeper.values()):
             _refuse_splits(folder, deeper)
-    elif not any("" in groups for groups in inside.values()):
+    else:
         counts = Counter(name for groups in inside.values() for name in groups)
         shared = [name for name, count in counts.items() if count > 1 and not any(map(str.isdigit, name)) and not _is_split(name)]
         if len(shared) > 1:
@@ -162,6 +168,10 @@ def _check_level(root: Path, found: Mapping[Path, FoundFiles]) -> None:
                 CapromptWarning,
                 stacklevel=2,
             )
+
+
+def _has_direct_image(folder: Path, images: Sequence[Path]) -> bool:
+    return any(image.parent == folder for image in images)
 
 
 def _group_by_subfolder(folder: Path, images: Sequence[Path]) -> dict[str, list[Path]]:
