@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from caprompt.data.image_cache import ImageCache
+from caprompt.data.images import decode
 from caprompt.data.sources import read_source
 from caprompt.errors import DataError
 
@@ -28,6 +29,22 @@ def test_full_cache_evicts_nothing(photos: Path) -> None:
         for image in images:
             cache.get(image)
     assert cache.num_decoded == 12 + 7 + 7  # five stay cached
+
+
+@pytest.mark.parametrize("num_kept", [0, 3, 9])
+def test_jpeg_files_have_the_pixels_of_decode_whether_they_are_kept_or_not(
+    tmp_path: Path, noise, monkeypatch: pytest.MonkeyPatch, num_kept: int
+) -> None:
+    monkeypatch.setattr("caprompt.data.image_cache.SLAB_BYTES", 5000)  # two images and a part
+    paths = [tmp_path / f"{number}.jpg" for number in range(9)]
+    for number, path in enumerate(paths):
+        Image.fromarray(noise(number, 20, 30)).save(path)
+    cache = ImageCache(num_kept * 20 * 30 * 3)
+    pixels = [cache.get(path) for path in paths]
+    for path, own in zip(paths, pixels, strict=True):
+        np.testing.assert_array_equal(own, decode(path))
+        cache.get(path)
+    assert cache.num_decoded == 9 + 9 - num_kept
 
 
 def test_changed_file_is_read_again(photos: Path, noise) -> None:

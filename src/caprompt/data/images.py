@@ -119,10 +119,10 @@ class PlainJPEG(NamedTuple):
         middle = len(self.content) // 2
         return len(self.content), self.content[middle : middle + PART_BYTES]
 
-    def decode(self) -> Pixels | None:
-        """Decode it; None if it is damaged, which `images.decode` then reports, or reads nevertheless."""
+    def decode(self, out: Pixels | None = None) -> Pixels | None:
+        """Decode it, into `out` of its shape if given; None if it is damaged, which `images.decode` reports or overlooks."""
         with _budget.reserve(self.num_bytes):
-            pixels = decode_jpeg(self.content, self.header, self.reduction)
+            pixels = decode_jpeg(self.content, self.header, self.reduction, out)
             if pixels is None or not self.is_shrunk:
                 return pixels
             return np.asarray(_shrink(Image.fromarray(pixels), self.shrink_to))
