@@ -28,7 +28,7 @@ __all__ = ["RENDER_BYTES", "GPUImageCache", "join_padded", "split_by_padded_byte
 MAX_HOST_BYTES = 2 * 1024**3  # bytes of pixels in RAM; beyond that they go to a file
 MAX_GPU_SHARE = 0.4  # share of the GPU's free memory that images may take
 RENDER_BYTES = 2 * 1024**3  # of pixels rendered at a time, padding included
-UPLOAD_BYTES = 16 * 1024**2  # of pixels that are uploaded at a time
+UPLOAD_BYTES = 8 * 1024**2  # of pixels that are uploaded at a time; PyTorch rounds pinned memory up to a power of two
 UPLOAD_THREADS = 4  # that copy pixels to where they are uploaded from
 
 
@@ -145,14 +145,14 @@ def upload_concatenated(
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # every thread has its own, and its own GPU
     with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="caprompt-upload") as pool:
         for pixels in images:
+            if waiting and waiting_bytes + pixels.nbytes > part_bytes:
+                parts.append(pool.submit(_upload, waiting, waiting_bytes, device, stream))
+                waiting, waiting_bytes = [], 0
             waiting.append(pixels.reshape(-1))
             waiting_bytes += pixels.nbytes
             size += pixels.nbytes
             if size >= max_bytes:
                 return None, chain((part.result().cpu().numpy() for part in parts), waiting, images)
-            if waiting_bytes >= part_bytes:
-                parts.append(pool.submit(_upload, waiting, waiting_bytes, device, stream))
-                waiting, waiting_bytes = [], 0
         parts += [pool.submit(_upload, waiting, waiting_bytes, device, stream)] if waiting else []
     uploaded = [part.result() for part in parts]
     return (torch.cat(uploaded) if uploaded else torch.zeros(0, dtype=torch.uint8, device=device)), iter(())
