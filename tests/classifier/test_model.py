@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections import namedtuple
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,11 @@ from caprompt.backbones.vit import COMPILED_METHODS, ViT
 from caprompt.callbacks.events import Consolidating, EpochEnded, Event, ImagesChecked, LearnEnded, LearnStarted, StepEnded
 from caprompt.checkpoint.model import has_stopped_call
 from caprompt.classifier import editing
+from caprompt.classifier import model as classifier_model
+from caprompt.data.gpu_cache import GPUImageCache
 from caprompt.data.sources import read_source
 from caprompt.data.transforms import EvalTransform
-from caprompt.engine import trainer
+from caprompt.engine import inputs, trainer
 from caprompt.engine.inputs import InputPipeline
 from caprompt.errors import CapromptError, CapromptWarning, DataError, ModelFolderError, OptionError
 from caprompt.methods.base import Method
@@ -47,6 +51,52 @@ def test_folder_csv_arrays_and_pil_images_give_the_same_model(tmp_path: Path, ba
         models[-1].learn(source)
     assert all(equal_tensors(model.method.state(), models[0].method.state()) for model in models)
     assert models[0].classes == ["blue", "red"]
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> list[GPUImageCache]:
+    """Let images be prepared as on a GPU; return a list of what was uploaded."""
+    uploaded: list[GPUImageCache] = []
+
+    def record(*arguments: Any) -> GPUImageCache:
+        uploaded.append(GPUImageCache(*arguments))
+        return uploaded[-1]
+
+    monkeypatch.setattr(inputs, "GPUImageCache", record)
+    monkeypatch.setattr(classifier_model, "InputPipeline", partial(InputPipeline, batched=True))
+    return uploaded
+
+
+def test_images_of_new_classes_are_uploaded_while_they_are_checked(
+    backbone: Path, tmp_path: Path, uploads: list[GPUImageCache]
+) -> None:
+    folder = write_squares(tmp_path / "photos", ["red", "blue"])
+    models = [make_model(backbone), make_model(backbone)]
+    for model, skip_bad in zip(models, (False, True), strict=True):  # with skip_bad, images are checked before
+        events: list[Event] = []
+        samples = model.learn(folder, skip_bad=skip_bad, callbacks=events.append)
+        assert [event.done for event in events if isinstance(event, ImagesChecked)] == list(range(1, 11))
+        assert samples == read_source(folder)
+    assert [len(each) for each in uploads] == [10, 10]
+    assert equal_tensors(models[0].method.state(), models[1].method.state())
+    models[0].learn(squares(["red", "green"], start=20))
+    assert [len(each) for each in uploads] == [10, 10, 5]  # of the new class alone
+
+
+def test_problems_of_images_that_are_uploaded_at_once_are_explained(
+    backbone: Path, tmp_path: Path, uploads: list[GPUImageCache]
+) -> None:
+    model, (images, labels) = make_model(backbone), squares(["red", "blue"])
+    with pytest.raises(DataError, match="are the same image"):
+        model.learn((images[:-1] + images[:1], labels))
+    with pytest.raises(DataError, match=r"image 3 of class 'red' cannot be used: .*int64"):
+        model.learn(([*images[:3], images[3].astype(np.int64), *images[4:]], labels))
+    folder = write_squares(tmp_path / "photos", ["red", "blue"])
+    (folder / "red" / "002.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"002\.png' is not a readable image .*skip_bad=True"):
+        model.learn(folder)
+    assert model.classes == []
+    assert len(model.learn(folder, skip_bad=True)) == 9
 
 
 def test_prediction_has_label_score_and_task_weights(backbone: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from caprompt.data.images import measure_short_side
 from caprompt.data.labels import Names
 from caprompt.data.samples import Samples
 from caprompt.data.sources import Source, read_source
-from caprompt.data.validation import validate_images
+from caprompt.data.validation import check_label_conflicts, explain_unreadable, validate_images
 from caprompt.engine import trainer
 from caprompt.engine.inference import choose_batch_size
 from caprompt.engine.inputs import InputPipeline, RepeatableBatches
@@ -127,9 +127,7 @@ class ContinualClassifier(PredictingModel):
         callback: Callback,
     ) -> Samples:
         pipeline = InputPipeline(self.backbone, self.device)
-        samples = validate_images(
-            samples, pipeline.cache, skip_bad, lambda done, total: callback(ImagesChecked(done, total)), get_communicator()
-        )
+        samples = self._check_images(samples, pipeline, skip_bad, callback)
         if not again:
             samples = self._leave_out_learned(samples)
         with self._restore_on_failure():
@@ -145,6 +143,26 @@ class ContinualClassifier(PredictingModel):
             if directory is not None and get_communicator().rank == 0:
                 self.save_locked(directory, keep_versions)
         return samples
+
+    def _check_images(self, samples: Samples, pipeline: InputPipeline, skip_bad: bool, callback: Callback) -> Samples:
+        """Return the samples whose images can be decoded. Where all will be trained on, some are uploaded while others are read."""
+
+        def report(done: int, total: int) -> None:
+            callback(ImagesChecked(done, total))
+
+        are_new = set(samples.classes).isdisjoint(self.classes)
+        if skip_bad or get_communicator().size > 1 or not (pipeline.batched and are_new and self._trains_on(samples)):
+            return validate_images(samples, pipeline.cache, skip_bad, report, get_communicator())
+        with explain_unreadable(samples):
+            pipeline.upload(samples, report)
+        if not samples.published:
+            check_label_conflicts(samples, pipeline.cache.content_keys)
+        return samples
+
+    def _trains_on(self, samples: Samples) -> bool:
+        """Choose the effort of a task of these samples; return whether the method trains for any epochs."""
+        self.method.choose_effort(len(samples), len(samples.classes))
+        return self.method.epochs > 0
 
     def _leave_out_learned(self, samples: Samples) -> Samples:
         """Return the images that have not been learned yet; a published benchmark is used unchanged."""

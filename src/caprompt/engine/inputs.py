@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +30,8 @@ __all__ = ["DECODE_FACTOR", "InputPipeline", "RepeatableBatches"]
 DECODE_FACTOR = 4  # photos are stored at most this many times as large as the network's input
 MAX_KEPT_SHARE = 0.1  # of the free memory of a GPU, for images that are ready for the network
 CACHE_BYTES = 2 * 1024**3  # of decoded images cached in memory
+
+OnProgress: TypeAlias = Callable[[int, int], None]  # called with the number of images that are done, and that of all
 
 
 class RepeatableBatches:
@@ -112,20 +116,25 @@ class InputPipeline:
         unlabeled = Samples(tuple(images), ("unlabeled",) * len(images))
         return (batch for batch, _ in self.eval_batches(unlabeled, [0] * len(images), options, batch_size))
 
-    def upload(self, samples: Samples) -> GPUImageCache | None:
-        """Upload decoded images to the GPU, once however often it is asked for; None where images are transformed on the CPU."""
+    def upload(self, samples: Samples, on_progress: OnProgress | None = None) -> GPUImageCache | None:
+        """Upload decoded images to the GPU, once however often it is asked for; None where images are transformed on the CPU.
+
+        `on_progress(done, total)` is called after each image is decoded.
+        """
         if not self.batched:
             return None
-        if self._uploaded is None or self._uploaded[0] is not samples:
-            self._uploaded = samples, GPUImageCache(self._decode_all(samples), self.device)
+        if self._uploaded is None or not _have_same_images(self._uploaded[0], samples):
+            self._uploaded = None  # before others take its memory
+            self._uploaded = samples, GPUImageCache(self._decode_all(samples, on_progress), self.device)
         return self._uploaded[1]
 
     def eval_part(
         self, samples: Samples, positions: Sequence[int], targets: Sequence[int], options: Options, batch_size: int
     ) -> Batches:
         """Yield some of the samples and their targets as `eval_batches` does, from the GPU if all of them were uploaded."""
-        if self._uploaded is not None and self._uploaded[0] is samples and self._uploaded[1].resident is not None:
-            return iter_plain_batches(self._uploaded[1], positions, targets, self.make_eval_transform(options), batch_size)
+        uploaded = self._uploaded
+        if uploaded is not None and uploaded[1].resident is not None and _have_same_images(uploaded[0], samples):
+            return iter_plain_batches(uploaded[1], positions, targets, self.make_eval_transform(options), batch_size)
         return self.eval_batches(samples.select(positions), targets, options, batch_size)
 
     def can_keep(self, num_images: int) -> bool:
@@ -161,7 +170,15 @@ class InputPipeline:
 
         return epoch_batches
 
-    def _decode_all(self, samples: Samples) -> Iterator[Pixels]:
+    def _decode_all(self, samples: Samples, on_progress: OnProgress | None) -> Iterator[Pixels]:
         """Yield the pixels of all images in their order, decoded in threads; those in the cache are not decoded again."""
         with closing(map_in_threads(lambda index: self.cache.get(samples.images[index]), len(samples))) as images:
-            yield from images
+            for index, pixels in enumerate(images):
+                if on_progress is not None:
+                    on_progress(index + 1, len(samples))
+                yield pixels
+
+
+def _have_same_images(one: Samples, other: Samples) -> bool:
+    """Return whether two samples have the same images in the same order, as the very same objects."""
+    return one is other or (len(one) == len(other) and all(map(operator.is_, one.images, other.images)))
