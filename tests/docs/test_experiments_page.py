@@ -113,6 +113,49 @@ def test_small_folders_are_those_of_the_log() -> None:
         assert f"| {label} | {' | '.join(shown)} |" in section
 
 
+def group_accuracies(log: str) -> dict[tuple[str, str, str, str], list[float]]:
+    """Return the accuracies of a log by data, backbone, images of a class and label."""
+    runs: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    for record in read_log(log):
+        cell = record["cell"]
+        runs[cell["dataset"], cell["backbone"], str(cell["per_class"]), cell["label"]].append(record["ACC"])
+    return runs
+
+
+def test_tables_of_what_training_gains_are_those_of_the_logs() -> None:
+    known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
+    rivals = ("RanPAC, 20 epochs", "ridge, frozen features", "nearest class mean")
+    shorter = ("a third of the epochs", "a third of the rate", "first pass unprompted")
+    partly = ("later task not trained", "first task not trained", "not trained")
+    kept = ("default", "three quarters of the change", "half of the change", "not trained", *rivals)
+    tables = (
+        ("training_gain.jsonl", ("default", "half of the change", *shorter, *partly), 9),
+        ("kept_change.jsonl", kept, 10),
+        ("kept_change.jsonl", ("default", "7 epochs", "20 epochs", *rivals), 6),
+    )
+    section = PAGE.partition("### Half of what training changes")[2].partition("### Outcome")[0]
+    blocks = [block for block in section.split("\n\n") if block.startswith("| |")]
+    for block, (log, labels, count) in zip(blocks, tables, strict=True):
+        runs, compared = group_accuracies(log), 0
+        for place, *cells in (line.strip("| ").split(" | ") for line in block.splitlines()[2:]):
+            data, backbone, *part = place.split(", ")
+            if part:  # all classes of Cars, by another log
+                continue
+            images = cells.pop(0) if len(cells) > len(labels) else "2"
+            own = [runs[known[data], BACKBONES[backbone], images, label] for label in labels]
+            assert cells == [f"{mean(each):.1f}" if each else "-" for each in own], place
+            compared += 1
+        assert compared == count
+
+
+def test_judges_of_training_are_those_of_the_log() -> None:
+    judged = [record for record in read_log("training_gain.jsonl") if record["cell"]["label"] == "judge"]
+    by_images = [fold["others"]["gain"] > 0 for record in judged for fold in record["images, 1.00"]]
+    by_classes = [record["classes"]["other half"]["gain"] > 0 for record in judged]
+    assert f"in {sum(by_images)} of {len(by_images)} cases" in PAGE
+    assert f"in {sum(by_classes)} of {len(by_classes)};" in PAGE
+
+
 def read_selection() -> dict[tuple[str, str, str], list[str]]:
     """Return the accuracies by data, backbone and images of a class: four columns for the usual crop, four for whole images."""
     lines = (ROOT / "results" / "search" / "selection.txt").read_text(encoding="utf-8").splitlines()
