@@ -183,7 +183,8 @@ def test_unknown_images_are_told_apart_by_their_score() -> None:
 
 
 def test_columns_that_are_copied_together_are_the_same() -> None:
-    columns = [torch.rand(3, 4), torch.randint(10**9, (3, 2)), torch.rand(3, 1).bfloat16(), torch.tensor([1, 2, 3])]
+    scores = torch.rand(3, 4, requires_grad=True)  # as of a method that predicts without torch.no_grad
+    columns = [scores, torch.randint(10**9, (3, 2)), torch.rand(3, 1).bfloat16(), torch.tensor([1, 2, 3])]
     assert _start_copy(columns, is_cuda=False)() == [column.tolist() for column in columns]
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class PredictingModel(ModelState):
             predictions.extend(previous)  # while a GPU computes this batch
             previous = started
         predictions.extend(previous)
-        _require_finite([prediction.score for prediction in predictions])  # NaN would be the highest
+        _require_finite(all(isfinite(prediction.score) for prediction in predictions))  # NaN would be the highest
         return predictions
 
     def predict_proba(self, images: Any, *, batch_size: int | None = None, **options: Any) -> NDArray[np.float32]:
@@ -104,7 +105,7 @@ class PredictingModel(ModelState):
         if output is None:
             return np.zeros((0, len(self.classes)), dtype=np.float32)
         probabilities = compute_probabilities(output).float().cpu().numpy()
-        _require_finite(probabilities)
+        _require_finite(bool(np.isfinite(probabilities).all()))
         return probabilities
 
     def _predict_images(self, images: Any, batch_size: int | None, options: Mapping[str, Any]) -> MethodOutput | None:
@@ -285,7 +286,7 @@ class PredictingModel(ModelState):
         return samples, self._targets(samples)
 
 
-def _require_finite(scores: Sequence[float] | NDArray[np.float32]) -> None:
+def _require_finite(are_finite: bool) -> None:
     """Raise for a model whose scores are not numbers."""
-    if not np.isfinite(scores).all():
+    if not are_finite:
         raise CapromptError("the scores of this model are not finite; undo its last lesson, or restore it from a backup")
