@@ -105,8 +105,11 @@ class Predictor:
 
     def __call__(self, images: Tensor, true_tasks: Tensor | None = None) -> MethodOutput:
         """Predict images (B, 3, S, S), with their true tasks (B,) if these are passed."""
-        if self.device.type == "cpu" and not is_released(self.method.options):
+        released = is_released(self.method.options)
+        if self.device.type == "cpu" and not released:
             return predict_separately(self.method, images, true_tasks)
+        if released or len(images) <= self.size:
+            return self._predict_batch(images, true_tasks)
         return join_outputs([self._predict_batch(part, tasks) for part, tasks in self._split(images, true_tasks)])
 
     @property
@@ -117,9 +120,9 @@ class Predictor:
 
     def _split(self, images: Tensor, true_tasks: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield batches of images and their true tasks."""
-        size = len(images) if is_released(self.method.options) else self.size
-        for start in range(0, len(images), size):
-            yield images[start : start + size], None if true_tasks is None else true_tasks[start : start + size]
+        for start in range(0, len(images), self.size):
+            part = slice(start, start + self.size)
+            yield images[part], None if true_tasks is None else true_tasks[part]
 
     def _predict_batch(self, images: Tensor, true_tasks: Tensor | None) -> MethodOutput:
         """Predict at most `size` images on a GPU, or any number if batches matter."""
@@ -127,9 +130,10 @@ class Predictor:
             return MethodOutput(*_predict_tensors(self.method, images, true_tasks))
         count = len(images)
         size = min((each for each in self.captured if each >= count), default=self.size)
-        if count < size:
-            images = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
-        return MethodOutput(*(tensor[:count].clone() for tensor in self.captured[size](images)))
+        if count >= size:
+            return MethodOutput(*[tensor.clone() for tensor in self.captured[size](images)])
+        padded = torch.cat([images, images[-1:].expand(size - count, -1, -1, -1)])
+        return MethodOutput(*[tensor[:count].clone() for tensor in self.captured[size](padded)])
 
 
 class PredictorCache:
@@ -141,9 +145,10 @@ class PredictorCache:
     def get(self, method: Method, size: int) -> Predictor:
         """Return the predictor of a method for batches of this size."""
         key = (size, method.options)
-        if key not in self.predictors:
-            self.predictors[key] = Predictor(method, size)
-        return self.predictors[key]
+        predictor = self.predictors.get(key)  # the hash of options takes some time
+        if predictor is None:
+            predictor = self.predictors[key] = Predictor(method, size)
+        return predictor
 
     def clear(self) -> None:
         """Drop every captured graph, because the model has changed."""
