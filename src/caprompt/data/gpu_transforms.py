@@ -33,29 +33,33 @@ MAX_SHAPE_RATIO = 2  # more elongated images are cropped to what a view needs
 def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) -> Tensor:
     """Render and normalize one view of each image: (B, H, W, 3) uint8 -> (B, 3, S, S) float32."""
     image = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # (B, 3, H, W)
+    stream = _get_stream(pixels.device)
     if any(view is not views[0] and view != views[0] for view in views):
         columns, rows, brightness = _make_matrices(views, transform.size, pixels.shape, pixels.device)
         image = _resample(image, columns, rows)
         image = (image * brightness).floor().clamp(max=255)  # Pillow truncates here
     else:
-        image = _render_equally(image, views[0], transform.size)
-    mean, std = _get_normalization(transform.mean, transform.std, pixels.device, _get_stream(pixels.device))
-    return (image / 255 - mean) / std
+        image = _render_equally(image, views[0], transform.size, stream)
+    mean, std = _get_normalization(transform.mean, transform.std, pixels.device, stream)
+    return (image / 255).sub_(mean).div_(std)
 
 
-def _render_equally(image: Tensor, view: View, size: int) -> Tensor:
+def _render_equally(image: Tensor, view: View, size: int, stream: int | None) -> Tensor:
     """Render the same view of all images, (B, 3, H, W) -> (B, 3, S, S), with one pair of matrices that is kept for later calls."""
     height, width = image.shape[2:]
-    unchanged = View((0, 0, size, size), (size, size), (0, 0), brightness=view.brightness)
-    if view != unchanged or (height, width) != (size, size):
-        image = _resample(image, *_get_shared_matrices(view, size, (height, width, 3), image.device, _get_stream(image.device)))
+    matrices = _get_shared_matrices(view, size, (height, width, 3), image.device, stream)
+    image = image if matrices is None else _resample(image, *matrices)
     return image if view.brightness == 1 else (image * view.brightness).floor().clamp(max=255)
 
 
 def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     """Multiply (B, 3, H, W) by columns (B or 1, W, S) and rows (B or 1, 1, S, H), rounded to levels as Pillow does."""
-    narrowed = image.flatten(1, 2) @ columns  # (B, 3 H, S): one product for three channels, so that `columns` is not copied
-    return _round_levels(rows @ _round_levels(narrowed).unflatten(1, (3, -1)))
+    count, _, height, width = image.shape
+    size = columns.shape[2]
+    # One product for three channels, so that `columns` is not copied. `bmm` itself: `matmul` would look for a way to call it.
+    narrowed = _round_levels(torch.bmm(image.reshape(count, 3 * height, width), columns.expand(count, width, size)))
+    rows = rows.expand(count, 3, size, height).reshape(3 * count, size, height)
+    return _round_levels(torch.bmm(rows, narrowed.view(3 * count, height, size))).view(count, 3, size, size)
 
 
 def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,8 +77,13 @@ def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], devic
 @lru_cache(maxsize=16)
 def _get_shared_matrices(
     view: View, size: int, shape: tuple[int, ...], device: torch.device, stream: int | None
-) -> tuple[Tensor, Tensor]:
-    """Return the matrices of one view for `_resample`. Those of another stream of a GPU may not have been computed yet."""
+) -> tuple[Tensor, Tensor] | None:
+    """Return the matrices of one view for `_resample`, or None if it is the whole image as it is.
+
+    Those of another stream of a GPU may not have been computed yet.
+    """
+    if shape[:2] == (size, size) and view == View((0, 0, size, size), (size, size), (0, 0), brightness=view.brightness):
+        return None
     columns, rows, _ = _make_matrices([view], size, shape, device)
     return columns.contiguous(), rows.contiguous()
 
@@ -157,8 +166,8 @@ def make_resampling_weights(
 
 
 def _round_levels(values: Tensor) -> Tensor:
-    """Round to integer levels in 0..255."""
-    return values.round().clamp(0, 255)
+    """Round to integer levels in 0..255, in place."""
+    return values.round_().clamp_(0, 255)
 
 
 def _bicubic(x: Tensor) -> Tensor:
