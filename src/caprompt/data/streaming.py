@@ -77,7 +77,6 @@ def iter_streamed_images(
     short_ends: bool = False,
 ) -> Iterator[Tensor]:
     """Yield the images of `iter_streamed_batches` alone."""
-    workers = count_decode_threads() if workers is None else workers
     known_views: dict[tuple[int, ...], View] = {}  # by shape: most images have the same
 
     def get_view(shape: tuple[int, ...]) -> View:
@@ -106,6 +105,10 @@ def iter_streamed_images(
             return _pad_chunk(list(pixels), list(views), device)
         return _stack_chunk(decoded, len(part), device)
 
+    if len(images) == 1:  # there is nothing to prepare ahead, and every microsecond counts
+        yield _render_chunks([prepare(slice(0, 1))], transform, device)
+        return
+    workers = count_decode_threads() if workers is None else workers
     has_files = any(isinstance(image, (Path, EncodedImage)) for image in images)
     batches = split_into_batches(len(images), batch_size, short_ends, has_files)
     chunks = [_split_range(batch, _choose_chunk_size(batch, workers if has_files else 1)) for batch in batches]
@@ -268,6 +271,8 @@ def _render_chunks(prepared: Iterable[_Chunk], transform: Transform, device: tor
         chunks.append(chunk)
         if chunk.stacked is not None:
             stacks.append(to_device(chunk.stacked, device)[..., :3])  # while the next chunk is prepared
+    if len(stacks) == len(chunks) == 1:  # which is not stacked if it is too large
+        return render_batch(stacks[0], chunks[0].views, transform)
     views = [view for chunk in chunks for view in chunk.views]
     height, width = (max((stack.shape[axis] for stack in stacks), default=0) for axis in (1, 2))
     if len(stacks) == len(chunks) and 3 * height * width * len(views) <= RENDER_BYTES:
