@@ -227,7 +227,7 @@ def test_effort_is_chosen_for_the_images_of_the_call(backbone: Path) -> None:
     started = learn_and_get_start(model, ["red", "green"], each=10)
     assert (
         started.effort == "20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12; "
-        "fewer than 50 of a class, so crops of them are learned, too, and half of what training changes is kept"
+        "fewer than 50 of a class, so crops of them are learned, too, and 62 % of what training changes is kept"
     )
     assert started.epochs == 20
     assert len(model.history) == 20

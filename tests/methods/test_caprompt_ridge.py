@@ -289,7 +289,7 @@ def test_what_the_images_decided_is_said_with_its_reason() -> None:
     method.begin_task(2, torch.Generator())
     method.choose_effort(6, 2)
     assert method.describe_choices(6).endswith(
-        "; fewer than 50 of a class, so crops of them are learned, too, and half of what training changes is kept"
+        "; fewer than 50 of a class, so crops of them are learned, too, and 33 % of what training changes is kept"
     )
     method.set_crop(reads_whole=True)
     method.set_num_blocks(3)
@@ -321,7 +321,7 @@ def get_lambda(method: CAPrompt, num_images: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kept_change", "num_images", "expected"), [("auto", 20, 0.5), ("auto", 100, 1.0), (0.25, 100, 0.25), (1.0, 20, 1.0)]
+    ("kept_change", "num_images", "expected"), [("auto", 20, 0.625), ("auto", 100, 1.0), (0.25, 100, 0.25), (1.0, 20, 1.0)]
 )
 def test_part_of_what_training_changed_is_kept(kept_change: float | str, num_images: int, expected: float) -> None:
     """In every task, and by a model that was saved and loaded between training and the end of the call."""

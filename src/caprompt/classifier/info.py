@@ -29,6 +29,7 @@ KEPT = (
     ("mean", "the mean feature of each class, which for a class with one image is that image's"),
     ("covariance", "the covariance of the features of each class"),
     ("variance", "the variance of each feature in each class"),
+    ("strength_evidence", "sums over images of the errors on them when each was left out, a few numbers for the whole model"),
     ("digests", "eight bytes of the hash of every image file, by which anyone who has a file can tell whether it was learned"),
 )
 

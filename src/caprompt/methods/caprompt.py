@@ -26,6 +26,7 @@ whose class tokens are read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -59,7 +60,7 @@ RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
 MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
 MANY_STRENGTH = 0.025  # of the regression with that many images or more: 0.1 for each of two passes over two views
-FEW_KEPT = 0.5  # of what training changes in a prompt, with fewer images than that (docs/experiments.md)
+HALF_KEPT_IMAGES = 6  # of a class; with so many, half of what training changes in a prompt is kept (docs/experiments.md)
 SMALL_SHARE = 0.5  # of the side of the network's input; smaller images are read whole (docs/experiments.md)
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
 MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
@@ -121,8 +122,8 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     )
     kept_change: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = Field(
         "auto",
-        description="share of what training changes in a prompt that is kept; 'auto': half where a call has fewer than 50 images "
-        "of a class, on average, else all",
+        description="share of what training changes in a prompt that is kept; 'auto': n / (n + 6) where a call has n < 50 images of a "
+        "class, on average, else all",
     )
     cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         2, description="forward passes at prediction; 'auto' stops for each image once its task weights have converged"
@@ -315,7 +316,7 @@ class CAPrompt(Method):
         self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep, dtype=dtype)
         if self.selects_strength:
             self.register_buffer("strength_evidence", torch.zeros(3, len(STRENGTHS), dtype=torch.float64))
-        self.has_few_images = False  # of a class, in the current call
+        self.images_of_class = math.inf  # on average, in the current call
         self.num_blocks = 1 if options.readout_blocks == "auto" else options.readout_blocks  # K
         if self.num_blocks > vit.config.depth:
             raise OptionError(f"option 'readout_blocks' is {self.num_blocks}, but this backbone has {vit.config.depth} blocks")
@@ -361,16 +362,21 @@ class CAPrompt(Method):
         return self.options.classifier == "ridge" and self.options.ridge_strength == "auto" and is_free
 
     @property
+    def has_few_images(self) -> bool:
+        """Whether the current call has few images of a class, on average."""
+        return self.images_of_class < MAX_CROPPED_IMAGES
+
+    @property
     def kept_change(self) -> float:
         """Share of what training changes in the prompt that is kept in the current call."""
-        if self.options.kept_change == "auto":
-            return FEW_KEPT if self.has_few_images else 1.0
-        return self.options.kept_change
+        if self.options.kept_change != "auto":
+            return self.options.kept_change
+        return self.images_of_class / (self.images_of_class + HALF_KEPT_IMAGES) if self.has_few_images else 1.0
 
     def choose_effort(self, num_images: int, num_classes: int) -> None:
-        """Choose the effort of training, and whether the regression is fitted to crops of the images."""
+        """Choose the effort of training, and what else depends on the number of images of a class."""
         super().choose_effort(num_images, num_classes)
-        self.has_few_images = num_images < MAX_CROPPED_IMAGES * num_classes
+        self.images_of_class = num_images / num_classes
 
     def describe_choices(self, num_images: int) -> str:
         """Return also how the regression reads the images, as far as that was chosen."""
@@ -380,7 +386,7 @@ class CAPrompt(Method):
         choices = [effort]
         few = ["crops of them are learned, too"] if self.fits_crops and self.options.crops == "auto" else []
         if self.has_few_images and self.epochs and self.options.kept_change == "auto":
-            few.append("half of what training changes is kept")
+            few.append(f"{100 * self.kept_change:.0f} % of what training changes is kept")
         if few:
             choices.append(f"fewer than {MAX_CROPPED_IMAGES} of a class, so {', and '.join(few)}")
         is_first = len(self.task_sizes) == 1
@@ -718,9 +724,9 @@ class CAPrompt(Method):
     def take_back_change(self) -> None:
         """Keep only a part of what training changed in the prompt.
 
-        What a prompt learns from few images holds in part for these images alone. Between the prompts before and after training,
-        less of that is left, and most of what holds for other images (Wortsman et al., Robust fine-tuning of zero-shot models,
-        CVPR 2022).
+        What a prompt learns from few images holds in part for these images alone, the more so the fewer they are. Between the
+        prompts before and after training, less of that is left, and most of what holds for other images (Wortsman et al., Robust
+        fine-tuning of zero-shot models, CVPR 2022).
         """
         if self.options.kept_change != 1 and len(self.before_training):
             self.prompt.lerp_(self.before_training[0], 1 - self.kept_change)

@@ -121,7 +121,7 @@ def test_learn_says_on_stderr_what_it_chose_and_why(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert " ".join(done.stderr.split()) == (
         "Training: 20 images, so 20 epochs in batches of 16 (40 steps) at learning rate 0.12; "
-        "fewer than 50 of a class, so crops of them are learned, too, and half of what training changes is kept"
+        "fewer than 50 of a class, so crops of them are learned, too, and 62 % of what training changes is kept"
     )
     assert "Training" not in done.stdout
 
