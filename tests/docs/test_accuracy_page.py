@@ -22,6 +22,7 @@ def read(path: str) -> str:
 
 ROW_NAMES = {
     "the default": "default",
+    "the default, half kept": "default, half kept",
     "the default, without crops": "default, without crops",
     "the default, reading the last block only": "last block only",
     "ridge regression on frozen features": "ridge, frozen features",
@@ -67,7 +68,7 @@ def test_cars_tables_are_those_of_the_results_page() -> None:
             compared += check_few_images("stanford_cars98_192px", heads, cells)
     assert compared == 11 + 5 + 4 + 2 * 20
     before = find_result("stanford_cars98_192px", "deit_tiny_patch16_224", "all", "default, strength 0.1")[0]
-    assert f"the default had {before}:" in " ".join(section.split())
+    assert f"the default had {before}." in " ".join(section.split())
     assert f"reach {find_result('stanford_cars98_192px', 'deit_tiny_patch16_224', 'all', 'caprompt, searched')[0]}." in " ".join(
         section.split()
     )

@@ -133,7 +133,7 @@ def test_tables_of_what_training_gains_are_those_of_the_logs() -> None:
         ("kept_change.jsonl", kept, 10),
         ("kept_change.jsonl", ("default", "7 epochs", "20 epochs", *rivals), 6),
     )
-    section = PAGE.partition("### Half of what training changes")[2].partition("### Outcome")[0]
+    section = PAGE.partition("### A part of what training changes")[2].partition("### Outcome")[0]
     blocks = [block for block in section.split("\n\n") if block.startswith("| |")]
     for block, (log, labels, count) in zip(blocks, tables, strict=True):
         runs, compared = group_accuracies(log), 0

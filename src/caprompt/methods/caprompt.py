@@ -122,8 +122,8 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
     )
     kept_change: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = Field(
         "auto",
-        description="share of what training changes in a prompt that is kept; 'auto': n / (n + 6) where a call has n < 50 images of a "
-        "class, on average, else all",
+        description="share of what training changes in a prompt that is kept; 'auto': n / (n + 6) where a call has n < 50 images "
+        "of a class, on average, else all",
     )
     cycles: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         2, description="forward passes at prediction; 'auto' stops for each image once its task weights have converged"
