@@ -422,10 +422,11 @@ class CAPrompt(Method):
     @property
     def learning_state(self) -> tuple[str, ...]:
         """The class statistics; with the regression also its sums, and the head, which then only trains prompts."""
+        started = ("before_training",) if self.options.kept_change != 1 else ()
         if self.ridge is None:
-            return ("statistics",)
+            return ("statistics", *started)
         evidence = ("strength_evidence",) if self.selects_strength else ()
-        return ("statistics", "head", *evidence, *(f"ridge.{name}" for name in self.ridge.learning_state))
+        return ("statistics", "head", *started, *evidence, *(f"ridge.{name}" for name in self.ridge.learning_state))
 
     def begin_task(self, num_classes: int, generator: torch.Generator) -> None:
         """Freeze the newest prompt and add a new one, initialized as a copy of it."""

@@ -24,6 +24,7 @@ REGRESSION = {
     "alpha": 5.0,
     "beta": 0.2,
     "modulation": 0.0,
+    "kept_change": 1.0,
     "readout_blocks": 1,
     "mirror": False,
 }
