@@ -241,17 +241,15 @@ def _compute_losses(logits: Tensor, factors: Tensor, labels: Tensor) -> Tensor:
     true = logits.gather(1, labels.unsqueeze(1)).squeeze(1)  # (n,)
     top, predicted = logits.max(dim=1)
     is_correct = predicted == labels
+    backgrounds = BACKGROUNDS.to(logits)[:, None]  # (b, 1), for every t and image
     rows = []
     for part in factors.to(logits).split(max(1, CHUNK_VALUES // logits.numel())):
         normalizer = (part[:, None, None] * logits).logsumexp(dim=2)  # (t, n)
-        likelihoods, sureness = ((part[:, None] * each - normalizer).exp() for each in (true, top))
-        for_each_background = []
-        for background in BACKGROUNDS.tolist():
-            of_class, of_top = ((1 - background) * each + background / logits.shape[1] for each in (likelihoods, sureness))
-            of_outcome = torch.where(is_correct, of_top, 1 - of_top)
-            tiny = torch.finfo(of_class.dtype).tiny
-            for_each_background.append(-(of_class.clamp_min(tiny).log() + of_outcome.clamp_min(tiny).log()).sum(dim=1))
-        rows.append(torch.stack(for_each_background, dim=1))
+        likelihoods, sureness = ((part[:, None] * each - normalizer).exp().unsqueeze(1) for each in (true, top))  # (t, 1, n)
+        of_class, of_top = (each + backgrounds * (1 / logits.shape[1] - each) for each in (likelihoods, sureness))  # (t, b, n)
+        of_outcome = torch.where(is_correct, of_top, 1 - of_top)
+        tiny = torch.finfo(of_class.dtype).tiny
+        rows.append(-(of_class.clamp_min(tiny).log() + of_outcome.clamp_min(tiny).log()).sum(dim=2))
     return torch.cat(rows)
 
 
