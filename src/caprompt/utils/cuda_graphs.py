@@ -78,8 +78,8 @@ class CapturedFunction(Generic[Result]):
         """
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # `torch.cuda.graph` would also empty the caches of device and pinned memory, which are then slowly filled again.
+        # `torch.cuda.graph` would first wait for the GPU, which has work to do meanwhile, and empty the caches of device and pinned
+        # memory, which are then slowly filled again.
         with _without_garbage_collection(), torch.cuda.stream(_capture_stream(inputs[0].device)):
             # Threads that decode images may allocate pinned memory meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
