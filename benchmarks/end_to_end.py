@@ -60,13 +60,14 @@ class Sizes:
     tasks: int = 8
     taught: int = 4  # images of each class that the model is taught
     lesson: int = 560  # files of the task whose training is measured
+    lessons: int = 3  # tasks of the same kind, for a median
     epochs: int = 5
     batches: tuple[int, ...] = (256, 1)  # of the bare predictor
     repeats: int = 5
     single: int = 50  # repeats of a call for one image
 
 
-SMALL = Sizes(images=4, side=64, photos=4, tasks=1, taught=1, lesson=10, epochs=1, batches=(2, 1), repeats=1, single=1)
+SMALL = Sizes(images=4, side=64, photos=4, tasks=1, taught=1, lesson=10, lessons=1, epochs=1, batches=(2, 1), repeats=1, single=1)
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,8 @@ def time_lessons() -> None:
     print(json.dumps(seconds))
 
 
-def measure_learning(model: ContinualClassifier, files: Path, more_files: Path, sizes: Sizes) -> list[Row]:
-    """Measure a call of `learn` for a further task, its parts, the bare step, and a call with as many epochs as the default has."""
+def measure_learning(model: ContinualClassifier, files: Path, more_files: Sequence[Path], sizes: Sizes) -> list[Row]:
+    """Measure a call of `learn` for a further task, its parts, the bare step, and calls with as many epochs as the default has."""
     times: dict[str, float] = {}  # when the first event of a kind came
 
     def record(event: object) -> None:
@@ -237,9 +238,12 @@ def measure_learning(model: ContinualClassifier, files: Path, more_files: Path, 
     rows.append(Row(f"bare training step, batch of {size}", size, None, bare))
     if not args.small:
         model.method.options = model.method.options.model_copy(update={"epochs": "auto"})
-        start = time.perf_counter()
-        model.learn(more_files)
-        seconds, epochs = time.perf_counter() - start, list_epochs(model)
+        durations = []
+        for lesson in more_files:
+            start = time.perf_counter()
+            model.learn(lesson)
+            durations.append(time.perf_counter() - start)
+        epochs, seconds = list_epochs(model), statistics.median(durations)
         rows.append(Row(f"learn, the default's {len(epochs)} epochs, whole call", count_trained(epochs), None, seconds))
     return rows
 
@@ -300,14 +304,14 @@ def measure(folder: Path) -> Iterator[list[Row]]:
         write_files(
             folder / f"lesson{number}", photos, name_classes(sizes.tasks + number), sizes.lesson, start=10**6 + 10**5 * number
         )
-        for number in range(2)
+        for number in range(1 + sizes.lessons)
     ]
-    first_lesson = measure_first_lesson(backbone, folder, lessons, sizes)
+    first_lesson = measure_first_lesson(backbone, folder, lessons[:2], sizes)
     model = build_model(backbone, sizes)
     teach(model, sizes)
     yield measure_prediction(model, files, sizes)
     yield measure_bare_prediction(model, sizes)
-    yield [first_lesson, *measure_learning(model, lessons[0], lessons[1], sizes)]
+    yield [first_lesson, *measure_learning(model, lessons[0], lessons[1:], sizes)]
     yield measure_decoding(files, DECODE_FACTOR * model.backbone.config.image_size, sizes)
     if args.long:
         yield [measure_long(build_model(backbone, sizes), photos, folder / "long")]
