@@ -57,7 +57,7 @@ from caprompt.utils.communication import get_communicator
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]
 
 RATE_TIMES_WIDTH = 3.84  # a learning rate of 0.02 for a width of 192
-MIN_TRAINED_IMAGES = 3  # of a class; prompts that are trained on fewer may be worse than none (docs/experiments.md)
+MIN_TRAINED_IMAGES = 2  # of a class; a prompt that is trained on single images may be worse than none (docs/experiments.md)
 MAX_CROPPED_IMAGES = 50  # of a class; with more, crops of them teach the regression little (docs/experiments.md)
 MANY_STRENGTH = 0.025  # of the regression with that many images or more: 0.1 for each of two passes over two views
 HALF_KEPT_IMAGES = 6  # of a class; with so many, half of what training changes in a prompt is kept (docs/experiments.md)
