@@ -1,6 +1,6 @@
-"""Iterators over batches of transformed images, prefetched in threads.
+"""Iterators over batches of transformed images.
 
-`iter_batches` transforms with Pillow on the CPU. `iter_cached_batches`, for training, and
+`iter_batches` transforms with Pillow on the CPU, ahead in threads. `iter_cached_batches`, for training, and
 `iter_plain_batches`, without augmentation, transform whole batches on the device that the images are
 on. `streaming` has those that decode images ahead. The same seed gives the same views of the same
 images in all of them: each image's augmentation has a generator of its own, seeded by the seed and the
@@ -74,28 +74,21 @@ def iter_cached_batches(
     seed: Sequence[int],
     communicator: Communicator = ALONE,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same, shuffled by `seed` and transformed on the cache's device, some batches ahead of those that are in use.
-
-    A thread computes the views ahead.
-    """
+    """Yield the same, shuffled by `seed` and transformed on the cache's device, some batches ahead of those that are in use."""
     batches = _split_shares(_make_order(cache, targets, seed, shuffle=True), batch_size, communicator)
-
-    def prepare(indices: NDArray[np.int64]) -> list[View]:
-        return [_make_view(transform, cache.shape(int(index)), seed, int(index)) for index in indices]
-
     # Rendering takes about fifty small kernels however many images there are, so several batches share them.
     together = max(1, RENDER_CHUNK // len(batches[0])) if batches else 1
     parts = [batches[start : start + together] for start in range(0, len(batches), together)]
-    chunks = [np.concatenate(part) for part in parts]
-    with closing(prefetch_map(prepare, chunks, workers=1, ahead=2)) as prepared:
 
-        def render_parts() -> Iterator[tuple[Tensor, Tensor]]:
-            for indices, views in zip(chunks, prepared, strict=True):
-                yield _render_cached(cache, indices, views, transform), to_device(_select_targets(targets, indices), cache.device)
+    def render_parts() -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in map(np.concatenate, parts):
+            # Not in a thread: this is Python alone, for whose turn the thread that launches kernels would wait again and again.
+            views = [_make_view(transform, cache.shape(int(index)), seed, int(index)) for index in indices]
+            yield _render_cached(cache, indices, views, transform), to_device(_select_targets(targets, indices), cache.device)
 
-        for part, (images, labels) in zip(parts, compute_aside(render_parts(), cache.device, ahead=1), strict=True):
-            sizes = [len(batch) for batch in part]
-            yield from zip(images.split(sizes), labels.split(sizes), strict=True)
+    for part, (images, labels) in zip(parts, compute_aside(render_parts(), cache.device, ahead=1), strict=True):
+        sizes = [len(batch) for batch in part]
+        yield from zip(images.split(sizes), labels.split(sizes), strict=True)
 
 
 def iter_plain_batches(
