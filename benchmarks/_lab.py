@@ -212,6 +212,7 @@ class Trial:
         method.consolidate(plain, make_generator(cell.seed, "call", number, "consolidate"))
         torch.cuda.synchronize() if torch.cuda.is_available() else None
         self.training += time.perf_counter() - began
+        torch.cuda.empty_cache()  # other processes need the memory, above all that of the captured training step
 
     def make_plain(self, images: OnDevice) -> RepeatableBatches:
         """Return images as at prediction."""
@@ -280,7 +281,7 @@ def _work(groups: mp.Queue[Any], results: mp.Queue[Any], until: float, function:
                 results.put((cell, function(cell)))
             except Exception:  # the other runs go on; the error is shown with its cell
                 results.put((cell, {"error": traceback.format_exc()[-1500:]}))
-            torch.cuda.empty_cache()  # other processes need the memory
+            torch.cuda.empty_cache()
 
 
 def describe(cell: Cell) -> dict[str, Any]:
