@@ -55,8 +55,9 @@ in this table (`results/search/found.json`). On CIFAR-100 with DeiT-Ti all rows 
 since they are small (`test_crop=auto`), the others as the code of most methods does there. *Without crops* is the default before
 its regression was fitted to crops of few images and before it read small images whole; *strength 0.1* is the default before few
 images selected the strength of its regression, and before a part of what training changes was kept; *half kept* is the default when
-that part was half for any number of images below 50 of a class, and not n / (n + 6) for n of them. *Authors' settings* are those of
-preset `paper`, with the authors' epochs. All have 10,000 projections. Forgetting is the accuracy that tasks have lost since they
+that part was half for any number of images below 50 of a class, and not n / (n + 6) for n of them. Rows of few images with these
+earlier defaults are in `results/accuracy/earlier_defaults.jsonl`. *Authors' settings* are those of preset `paper`, with the
+authors' epochs. All have 10,000 projections. Forgetting is the accuracy that tasks have lost since they
 were learned."""
 COMPARISON_COMMAND = "python benchmarks/compare.py --data cars/=7 --backbones deit_tiny_patch16_224.safetensors"
 Runs = Sequence[dict[str, Any]]

@@ -66,7 +66,7 @@ def test_cars_tables_are_those_of_the_results_page() -> None:
             compared += 1
         else:
             compared += check_few_images("stanford_cars98_192px", heads, cells)
-    assert compared == 11 + 5 + 4 + 2 * 20
+    assert compared == 12 + 5 + 12 + 2 * 20
     before = find_result("stanford_cars98_192px", "deit_tiny_patch16_224", "all", "default, strength 0.1")[0]
     assert f"the default had {before}." in " ".join(section.split())
     assert f"reach {find_result('stanford_cars98_192px', 'deit_tiny_patch16_224', 'all', 'caprompt, searched')[0]}." in " ".join(

@@ -135,7 +135,7 @@ def test_tables_of_what_training_gains_are_those_of_the_logs() -> None:
     )
     section = PAGE.partition("### A part of what training changes")[2].partition("### Outcome")[0]
     blocks = [block for block in section.split("\n\n") if block.startswith("| |")]
-    for block, (log, labels, count) in zip(blocks, tables, strict=True):
+    for block, (log, labels, count) in zip(blocks[:-1], tables, strict=True):
         runs, compared = group_accuracies(log), 0
         for place, *cells in (line.strip("| ").split(" | ") for line in block.splitlines()[2:]):
             data, backbone, *part = place.split(", ")
@@ -146,6 +146,29 @@ def test_tables_of_what_training_gains_are_those_of_the_logs() -> None:
             assert cells == [f"{mean(each):.1f}" if each else "-" for each in own], place
             compared += 1
         assert compared == count
+
+
+def test_parts_of_the_change_with_two_images_are_those_of_the_log() -> None:
+    runs: dict[tuple[str, str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in read_log("two_images.jsonl"):
+        cell = record["cell"]
+        runs[cell["dataset"], cell["backbone"], cell["options"]["projections"]][cell["label"]].append(record["ACC"])
+    labels = (
+        "not trained",
+        "20 epochs, an eighth kept",
+        "20 epochs, a quarter kept",
+        "20 epochs, half kept",
+        "7 epochs, a quarter kept",
+    )
+    known = {**DATA, "Tiny-ImageNet": "tinyimagenet200_64px"}
+    section = PAGE.partition("By the rule, a quarter of the change is kept")[2].partition("### Outcome")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 5
+    for place, *cells in rows:
+        data, backbone = place.split(", ")
+        own = runs[known[data], BACKBONES[backbone], 10_000 if data == "Cars" else 2_000]
+        num_orders = max(map(len, own.values()))
+        assert cells == [f"{mean(own[label]):.1f}" if len(own[label]) == num_orders else "-" for label in labels], place
 
 
 def test_judges_of_training_are_those_of_the_log() -> None:

@@ -99,7 +99,7 @@ def collect_benchmark_numbers(results: Path) -> set[float]:
         groups.setdefault((run["row"], json.dumps(run["settings"])), []).append(run)
     compared: dict[Any, list[dict[str, Any]]] = {}
     for line in read_jsonl(results / "accuracy" / "comparison.jsonl"):
-        place = {**line["cell"], "seed": None}
+        place = [line["cell"][name] for name in ("dataset", "backbone", "per_class", "label")]
         compared.setdefault(json.dumps(place), []).append({name: line[name] for name in ("ACC", "forgetting") if name in line})
     series = [[run[name] for run in own] for own in compared.values() for name in own[0]]
     over_orders = {fmean(each) for each in series} | {stdev(each) for each in series if len(each) > 1}
