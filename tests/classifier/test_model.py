@@ -234,21 +234,21 @@ def test_effort_is_chosen_for_the_images_of_the_call(backbone: Path) -> None:
     assert learn_and_get_start(model, ["blue"], each=3).effort.startswith("3 images, so 20 epochs")
 
 
-def test_fewer_than_three_images_of_a_class_train_no_prompt(backbone: Path) -> None:
+def test_single_images_of_classes_train_no_prompt(backbone: Path) -> None:
     """The regression alone learns them; given epochs, and the paper's head, are trained all the same."""
     model = ContinualClassifier(backbone=backbone, length=4, projections=40)
-    started = learn_and_get_start(model, ["red", "green"], each=2)
+    started = learn_and_get_start(model, ["red", "green"], each=1)
     assert started.epochs == 0
-    assert started.effort.startswith("4 images, too few of each class to train on, so no epochs; the prompt stays as it is")
+    assert started.effort.startswith("2 images, too few of each class to train on, so no epochs; the prompt stays as it is")
     assert model.history == []
     assert [prediction.label for prediction in model.predict([square("red", 90), square("green", 91)])] == ["red", "green"]
     before = model.method.prompt.detach().clone()
-    assert learn_and_get_start(model, ["blue", "white"], each=2).epochs == 0
+    assert learn_and_get_start(model, ["blue", "white"], each=1).epochs == 0
     assert torch.equal(model.method.prompt, before), "the prompt of a task that is not trained is a copy of the last one"
-    assert learn_and_get_start(model, ["black", "gray"], each=3).epochs == 20
+    assert learn_and_get_start(model, ["black", "gray"], each=2).epochs == 20
     for options in ({"epochs": 2}, {"classifier": "aligned", "epochs": "auto", "align_epochs": 1}):
         trained = ContinualClassifier(backbone=backbone, length=4, **options)  # type: ignore[arg-type]
-        assert learn_and_get_start(trained, ["red", "green"], each=2).epochs == (2 if options["epochs"] == 2 else 20)
+        assert learn_and_get_start(trained, ["red", "green"], each=1).epochs == (2 if options["epochs"] == 2 else 20)
 
 
 def test_images_of_known_classes_do_not_count_if_they_are_not_trained_on(backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
