@@ -31,7 +31,7 @@ def make_optimizer(
     for parameters, base in groups:
         if parameters:
             on_gpu = parameters[0].is_cuda
-            rate = torch.tensor(base, device=parameters[0].device) if on_gpu else base
+            rate = torch.full((), base, device=parameters[0].device) if on_gpu else base  # without waiting for the GPU
             param_groups.append({"params": parameters, "base": base, "lr": rate, "fused": on_gpu or None})
     if kind == "sgd":
         return _without_compiler(torch.optim.SGD)(param_groups, momentum=momentum, weight_decay=weight_decay)
