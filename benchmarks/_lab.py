@@ -42,6 +42,7 @@ from caprompt.utils.devices import resolve_dtype
 from caprompt.utils.random import derive_seed, make_generator
 
 EVAL_BATCH = 512
+MEMORY_SHARE = 0.9  # of a GPU, for the tensors of all processes together
 
 
 @dataclass(frozen=True)
@@ -267,8 +268,12 @@ def measure(method: Method, images: OnDevice, classes: Sequence[str], transform:
     return torch.cat(found).cpu().numpy()
 
 
-def _work(groups: mp.Queue[Any], results: mp.Queue[Any], until: float, function: Callable[[Cell], dict[str, Any]]) -> None:
+def _work(
+    groups: mp.Queue[Any], results: mp.Queue[Any], until: float, function: Callable[[Cell], dict[str, Any]], memory_share: float
+) -> None:
     torch.set_num_threads(1)
+    if torch.cuda.is_available():  # at its share, a process frees what it no longer needs, and leaves the rest to others
+        torch.cuda.set_per_process_memory_fraction(memory_share)
     while True:
         try:
             group = groups.get(timeout=1)
@@ -321,9 +326,9 @@ def run_all(
     for group in groups.values():
         queue.put(group)
     until = time.time() + seconds
-    pool = [
-        context.Process(target=_work, args=(queue, results, until, function), daemon=True) for _ in range(min(workers, len(groups)))
-    ]
+    num_processes = min(workers, len(groups))
+    arguments = queue, results, until, function, MEMORY_SHARE / max(1, num_processes)
+    pool = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(num_processes)]
     for process in pool:
         process.start()
     log.parent.mkdir(parents=True, exist_ok=True)
