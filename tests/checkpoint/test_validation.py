@@ -131,6 +131,7 @@ def test_states_of_another_shape_or_kind_are_refused(model_folder: Path) -> None
         lambda tensors: tensors.update({name: tensors[name].T.contiguous()[:-1]}),
         lambda tensors: tensors.update({name: tensors[name].to(DTYPES[-1])}),  # complex
         lambda tensors: tensors.update({name: tensors[name].to(torch.int64)}),
+        lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}),
         lambda tensors: tensors.update({"other": torch.zeros(3)}),
     ):
         (model_folder / "state.safetensors").write_bytes(original)

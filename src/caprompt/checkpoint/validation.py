@@ -5,6 +5,7 @@ Hashes show that a file is the one that was written, not that it makes sense: wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -161,14 +162,24 @@ def check_tensors(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> N
     The backbone is not part of a model: its own file is verified by its hash, which tensors here must not undo.
     """
     for name, tensor in tensors.items():
-        if not name.startswith(PREFIXES) or name.startswith("method.vit.") or tensor.is_complex():
+        is_float8 = tensor.is_floating_point() and tensor.element_size() == 1
+        if not name.startswith(PREFIXES) or name.startswith("method.vit.") or tensor.is_complex() or is_float8:
             raise ModelFolderError(f"its tensor {name!r} is not part of the state of a method")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise ModelFolderError(f"its tensor {name!r} has values that are not finite")
     values = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("method."))
     num_classes, num_tasks = sum(config["task_sizes"]), len(config["task_sizes"])
     if max(num_classes, num_tasks - 1000) > values:  # a method has a row per class; tasks may have lost all of their classes
         raise ModelFolderError(f"its {values} values are too few for {num_classes} classes in {num_tasks} tasks")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether all values are finite: by the least and the greatest, which takes a thirtieth of the time of `isfinite`.
+
+    >>> _is_finite(torch.ones(3)), _is_finite(torch.tensor([1.0, float("nan"), 2.0])), _is_finite(torch.ones(0))
+    (True, False, True)
+    """
+    return tensor.numel() == 0 or all(math.isfinite(float(each)) for each in tensor.aminmax())
 
 
 def check_records(records: Mapping[str, Tensor], num_outputs: int) -> None:
