@@ -162,8 +162,7 @@ def check_tensors(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> N
     The backbone is not part of a model: its own file is verified by its hash, which tensors here must not undo.
     """
     for name, tensor in tensors.items():
-        is_float8 = tensor.is_floating_point() and tensor.element_size() == 1
-        if not name.startswith(PREFIXES) or name.startswith("method.vit.") or tensor.is_complex() or is_float8:
+        if not name.startswith(PREFIXES) or name.startswith("method.vit.") or tensor.is_complex():
             raise ModelFolderError(f"its tensor {name!r} is not part of the state of a method")
         if tensor.is_floating_point() and not _is_finite(tensor):
             raise ModelFolderError(f"its tensor {name!r} has values that are not finite")
