@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from caprompt.data import gpu_transforms
 from caprompt.data.gpu_cache import GPUImageCache, stack_padded
 from caprompt.data.gpu_transforms import crop_to_view, make_resampling_weights, render_batch
 from caprompt.data.images import Pixels
@@ -100,6 +101,30 @@ def test_rendering_on_a_gpu_does_not_synchronize() -> None:
         render_batch(cache.take(np.arange(4)), views, transform)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("side", [32, 72, 224])
+def test_kernels_on_a_gpu_give_the_bits_of_separate_operations(side: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one view of all images and for a view of each, on photographs and on edges as sharp as they come."""
+    rng = np.random.default_rng(0)
+    images = [photo(height, width, seed) for seed, (height, width) in enumerate([*SIZES, (375, 500)])]
+    images += [255 * rng.integers(0, 2, image.shape).astype(np.uint8) for image in images]
+    pixels = stack_padded(images, torch.device("cuda"))
+    pixels = torch.cat([pixels, torch.full_like(pixels[..., :1], 77)], dim=3)[..., :channels]  # Pillow's fourth byte
+    train = TrainTransform(side, (0.4, 0.5, 0.6), (0.2, 0.3, 0.1), crop_scale=(0.05, 1.0), brightness=0.25)
+    test = EvalTransform(side, train.mean, train.std, resize=side + 5)
+    views = [train.make_view(image.shape[1], image.shape[0], rng) for image in images]
+    same = [test.make_view(pixels.shape[2], pixels.shape[1])] * len(images)
+    results = {}
+    for has_kernels in (True, False):
+        monkeypatch.setattr(gpu_transforms, "has_triton", lambda device, answer=has_kernels: answer)
+        results[has_kernels] = [render_batch(pixels[..., :3], own, transform) for own, transform in ((views, train), (same, test))]
+    for fused, separate in zip(results[True], results[False], strict=True):
+        assert torch.equal(fused, separate)
+    alone = [render_batch(pixels[number : number + 1, ..., :3], [view], train) for number, view in enumerate(views)]
+    assert torch.equal(torch.cat(alone), results[True][0])
 
 
 @pytest.mark.parametrize("size", [(40, 400), (400, 40), (33, 1000), (10, 90), (70, 60)])

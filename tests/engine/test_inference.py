@@ -99,13 +99,13 @@ def test_methods_without_kernels_for_a_gpu_get_images_one_by_one(monkeypatch: py
     method = make_method("cpu")
     assert can_batch(method)
     monkeypatch.setattr(Method, "device", torch.device("cuda"))
-    monkeypatch.setattr(inference, "has_kernels", lambda: True)
+    monkeypatch.setattr(inference, "has_triton", lambda device: True)
     assert can_batch(method)
     monkeypatch.setattr(inference, "uses_fp8", lambda vit: True)
     assert not can_batch(method)
     monkeypatch.undo()
     monkeypatch.setattr(Method, "device", torch.device("cuda"))
-    monkeypatch.setattr(inference, "has_kernels", lambda: False)
+    monkeypatch.setattr(inference, "has_triton", lambda device: False)
     assert not can_batch(method)
 
 

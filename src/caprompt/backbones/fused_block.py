@@ -12,8 +12,6 @@ Shapes: B images, N tokens, n prefix rows, D width.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,17 +20,12 @@ from torch import Tensor, nn
 
 from caprompt.backbones.attention import attend_with_prefix
 from caprompt.backbones.layers import linear_gelu
+from caprompt.utils.devices import has_triton
 
 if TYPE_CHECKING:
     from caprompt.backbones.vit import Adaptation, Block, Mlp
 
-__all__ = ["can_fuse", "has_kernels", "run_fused_blocks"]
-
-
-@cache
-def has_kernels() -> bool:
-    """Return whether Triton is installed, which PyTorch's CUDA builds for Linux bring along."""
-    return find_spec("triton") is not None
+__all__ = ["can_fuse", "run_fused_blocks"]
 
 
 def can_fuse(x: Tensor) -> bool:
@@ -43,7 +36,7 @@ def can_fuse(x: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and has_kernels()
+    return x.dtype in (torch.bfloat16, torch.float16) and has_triton(x.device)
 
 
 def run_fused_blocks(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from caprompt.data.images import Pixels
 from caprompt.data.transforms import Color, Transform, View
-from caprompt.utils.devices import to_device
+from caprompt.utils.devices import has_triton, to_device
 
 __all__ = ["MAX_SHAPE_RATIO", "crop_to_view", "make_resampling_weights", "render_batch"]
 
@@ -32,38 +32,48 @@ MAX_SHAPE_RATIO = 2  # more elongated images are cropped to what a view needs
 
 def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) -> Tensor:
     """Render and normalize one view of each image: (B, H, W, 3) uint8 -> (B, 3, S, S) float32."""
-    image = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # (B, 3, H, W)
-    stream = _get_stream(pixels.device)
+    device, stream = pixels.device, _get_stream(pixels.device)
     if any(view is not views[0] and view != views[0] for view in views):
-        columns, rows, brightness = _make_matrices(views, transform.size, pixels.shape, pixels.device)
-        image = _resample(image, columns, rows)
-        image = (image * brightness).floor().clamp(max=255)  # Pillow truncates here
+        columns, rows, brightness = _make_matrices(views, transform.size, pixels.shape, device)
     else:
-        image = _render_equally(image, views[0], transform.size, stream)
-    mean, std = _get_normalization(transform.mean, transform.std, pixels.device, stream)
+        shared = _get_shared_matrices(views[0], transform.size, tuple(pixels.shape[1:]), device, stream)
+        if shared is None:
+            return _normalize(_to_planes(pixels), transform, stream)
+        columns, rows, brightness = shared
+    if has_triton(device):
+        from caprompt.data.fused_rendering import render_fused
+
+        mean, std = _get_normalization(transform.mean, transform.std, device, stream)
+        return render_fused(pixels, columns, rows, brightness, mean, std, WEIGHT_STEPS)
+    image = _resample(_to_planes(pixels), columns, rows)
+    if any(view.brightness != 1 for view in views):
+        image = (image * brightness).floor().clamp(max=255)  # Pillow truncates here
+    return _normalize(image, transform, stream)
+
+
+def _to_planes(pixels: Tensor) -> Tensor:
+    """(B, H, W, 3) uint8 -> (B, 3, H, W) float32."""
+    return pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _normalize(image: Tensor, transform: Transform, stream: int | None) -> Tensor:
+    """Scale levels (B, 3, S, S) to 0..1, subtract the mean, divide by the standard deviation."""
+    mean, std = _get_normalization(transform.mean, transform.std, image.device, stream)
     return (image / 255).sub_(mean).div_(std)
 
 
-def _render_equally(image: Tensor, view: View, size: int, stream: int | None) -> Tensor:
-    """Render the same view of all images, (B, 3, H, W) -> (B, 3, S, S), with one pair of matrices that is kept for later calls."""
-    height, width = image.shape[2:]
-    matrices = _get_shared_matrices(view, size, (height, width, 3), image.device, stream)
-    image = image if matrices is None else _resample(image, *matrices)
-    return image if view.brightness == 1 else (image * view.brightness).floor().clamp(max=255)
-
-
 def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
-    """Multiply (B, 3, H, W) by columns (B or 1, W, S) and rows (B or 1, 1, S, H), rounded to levels as Pillow does."""
+    """Multiply (B, 3, H, W) by columns (B or 1, S, W) and rows (B or 1, S, H), rounded to levels as Pillow does."""
     count, _, height, width = image.shape
-    size = columns.shape[2]
+    size = columns.shape[1]
     # One product for three channels, so that `columns` is not copied. `bmm` itself: `matmul` would look for a way to call it.
-    narrowed = _round_levels(torch.bmm(image.reshape(count, 3 * height, width), columns.expand(count, width, size)))
-    rows = rows.expand(count, 3, size, height).reshape(3 * count, size, height)
+    narrowed = _round_levels(torch.bmm(image.reshape(count, 3 * height, width), columns.transpose(1, 2).expand(count, width, size)))
+    rows = rows.unsqueeze(1).expand(count, 3, size, height).reshape(3 * count, size, height)
     return _round_levels(torch.bmm(rows, narrowed.view(3 * count, height, size))).view(count, 3, size, size)
 
 
 def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the matrices of B views of images of shape (..., H, W, 3) for `_resample`, and brightness (B, 1, 1, 1)."""
+    """Return weights for `_resample`, (B, S, W) and (B, S, H), of B views of images (..., H, W, 3), and brightness (B, 1, 1, 1)."""
     numbers = [[*view.box, *view.resized, *view.corner, view.flip, view.brightness] for view in views]
     table = torch.tensor(numbers, dtype=torch.float32)
     box, resized = table[:, :4], table[:, 4:6]
@@ -71,21 +81,21 @@ def _make_matrices(views: Sequence[View], size: int, shape: Sequence[int], devic
     left, top, right, bottom, width, height, x, y, flip, brightness = to_device(table, device).unbind(1)  # (B,) each
     columns = make_resampling_weights(left, right - left, width, x, size, shape[-2], largest[0], flip)  # (B, S, W)
     rows = make_resampling_weights(top, bottom - top, height, y, size, shape[-3], largest[1])  # (B, S, H)
-    return columns.transpose(1, 2), rows.unsqueeze(1), brightness[:, None, None, None]
+    return columns, rows, brightness[:, None, None, None]
 
 
 @lru_cache(maxsize=16)
 def _get_shared_matrices(
     view: View, size: int, shape: tuple[int, ...], device: torch.device, stream: int | None
-) -> tuple[Tensor, Tensor] | None:
-    """Return the matrices of one view for `_resample`, or None if it is the whole image as it is.
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return what `_make_matrices` does for one view of all images, or None if it is the whole image as it is.
 
-    Those of another stream of a GPU may not have been computed yet.
+    It is kept for later calls. That of another stream of a GPU may not have been computed yet.
     """
-    if shape[:2] == (size, size) and view == View((0, 0, size, size), (size, size), (0, 0), brightness=view.brightness):
+    if shape[:2] == (size, size) and view == View((0, 0, size, size), (size, size), (0, 0)):
         return None
-    columns, rows, _ = _make_matrices([view], size, shape, device)
-    return columns.contiguous(), rows.contiguous()
+    columns, rows, brightness = _make_matrices([view], size, shape, device)
+    return columns.contiguous(), rows.contiguous(), brightness.contiguous()
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from caprompt.backbones.batch_invariance import BATCH_SIZES, BatchInvariant
 from caprompt.backbones.fp8 import uses_fp8
-from caprompt.backbones.fused_block import has_kernels
 from caprompt.data import Samples
 from caprompt.engine.inputs import InputPipeline
 from caprompt.engine.separate_images import predict_separately
@@ -25,6 +24,7 @@ from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.options import Options
 from caprompt.protocols import group_for_batches, is_released
 from caprompt.utils.cuda_graphs import CapturedFunction, capture
+from caprompt.utils.devices import has_triton
 
 __all__ = ["Predictor", "PredictorCache", "can_batch", "choose_batch_size", "join_outputs", "map_samples", "predict_samples"]
 
@@ -157,7 +157,7 @@ class PredictorCache:
 
 def can_batch(method: Method) -> bool:
     """Return whether the outputs of a method do not depend on the batch; on a CPU, images are predicted separately anyway."""
-    return method.device.type == "cpu" or (has_kernels() and not uses_fp8(method.vit))
+    return method.device.type == "cpu" or (has_triton(method.device) and not uses_fp8(method.vit))
 
 
 def choose_batch_size(num_images: int, requested: int | None, device: torch.device) -> int:
@@ -184,7 +184,7 @@ def round_up_batch_size(size: int) -> int:
 
 def _predict_tensors(method: Method, images: Tensor, true_tasks: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Predict on a GPU, with the same bits in every batch unless the protocol is that batches matter."""
-    if is_released(method.options) or not has_kernels():
+    if is_released(method.options) or not has_triton(images.device):
         return _unpack(method.predict(images, true_tasks))
     # Where images leave the batch on the way, their number is not known to the operations.
     num_images = len(images) if true_tasks is None and method.can_capture_predict else None

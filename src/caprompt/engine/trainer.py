@@ -7,7 +7,6 @@ Nothing here is random: the batches of an epoch come from the caller.
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
@@ -15,13 +14,13 @@ from itertools import chain, islice
 import torch
 from torch import Tensor, nn
 
-from caprompt.backbones.fused_block import has_kernels
 from caprompt.callbacks.events import Callback, EpochEnded, StepEnded, ignore_event
 from caprompt.errors import CapromptError, InputError
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
 from caprompt.utils.communication import ALONE, Communicator, get_communicator
 from caprompt.utils.cuda_graphs import capture
+from caprompt.utils.devices import has_triton
 from caprompt.utils.optimizers import load_optimizer_state, make_optimizer, set_learning_rates
 
 __all__ = [
@@ -108,8 +107,7 @@ def is_worth_compiling(num_images: int, device: torch.device) -> bool:
     >>> is_worth_compiling(10**9, torch.device("cpu"))
     False
     """
-    has_compiler = has_kernels() and any(map(shutil.which, ("cc", "gcc", "clang")))  # which Triton needs to launch its kernels
-    return device.type == "cuda" and num_images >= MIN_COMPILED_IMAGES and has_compiler
+    return num_images >= MIN_COMPILED_IMAGES and has_triton(device)  # which the compiled code is written in
 
 
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from caprompt.errors import OptionError
 
-__all__ = ["FP8", "allocate_upload", "has_float8", "resolve_device", "resolve_dtype", "to_device"]
+__all__ = ["FP8", "allocate_upload", "has_float8", "has_triton", "resolve_device", "resolve_dtype", "to_device"]
 
 FP8 = "fp8"  # matmuls of the blocks in float8, all else in bfloat16: `backbones/fp8.py`
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, FP8: torch.bfloat16}
@@ -51,6 +55,21 @@ def has_float8(device: torch.device) -> bool:
     False
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Return whether the kernels of this package that are written in Triton can run on the device.
+
+    >>> has_triton(torch.device("cpu"))
+    False
+    """
+    return device.type == "cuda" and _can_launch_kernels()
+
+
+@cache
+def _can_launch_kernels() -> bool:
+    """Return whether Triton is installed, which PyTorch's CUDA builds for Linux bring along, and the C compiler that it needs."""
+    return find_spec("triton") is not None and ("CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang"))))
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
