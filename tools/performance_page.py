@@ -195,6 +195,19 @@ def format_busy_machine(result: dict[str, Any]) -> str:
     )
 
 
+def format_rendering(result: dict[str, Any]) -> str:
+    """Return the times of rendering batches of views, by separate operations and by two kernels."""
+    rows = [
+        [
+            f"{row['images']} of {row['width']} x {row['height']}, {row['views']}",
+            *(f"{row[name]:.3f}" for name in ("separate_ms", "fused_ms")),
+            f"{row['separate_ms'] / row['fused_ms']:.1f} x",
+        ]
+        for row in result["rows"]
+    ]
+    return format_table(["images and views", "separate operations, ms", "two kernels, ms", "ratio"], rows)
+
+
 FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "train_step": format_train_step,
     "fused_gelu": format_fused_gelu,
@@ -203,6 +216,7 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "growth": format_growth,
     "cpu_step": format_cpu_step,
     "end_to_end": format_end_to_end,
+    "rendering": format_rendering,
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
     "invariance": format_invariance,
