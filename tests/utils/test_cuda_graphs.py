@@ -53,6 +53,20 @@ def test_replayed_steps_train_like_eager_ones(recompute: bool) -> None:
 
 
 @needs_gpu
+def test_result_of_the_warm_up_call_outlives_the_capture() -> None:
+    """A capture begins by writing into new memory, while the stream that reads the first result is still busy."""
+    doubled = CapturedFunction(lambda x: 2 * x)
+    ones = torch.ones(3, device="cuda")
+    result = doubled(ones)
+    torch.cuda._sleep(10**8)
+    copied = result.clone()
+    del result  # its memory may be used by the next call
+    doubled(ones)
+    assert doubled.graph is not None
+    assert copied.tolist() == [2.0, 2.0, 2.0]
+
+
+@needs_gpu
 def test_replayed_step_launches_one_graph_and_does_not_synchronize() -> None:
     from torch.profiler import ProfilerActivity, profile
 

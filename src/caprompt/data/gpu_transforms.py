@@ -43,7 +43,7 @@ def render_batch(pixels: Tensor, views: Sequence[View], transform: Transform) ->
     if has_triton(device):
         from caprompt.data.fused_rendering import render_fused
 
-        mean, std = _get_normalization(transform.mean, transform.std, device, stream)
+        _, mean, std = _get_normalization(transform.mean, transform.std, device, stream)
         return render_fused(pixels, columns, rows, brightness, mean, std, WEIGHT_STEPS)
     image = _resample(_to_planes(pixels), columns, rows)
     if any(view.brightness != 1 for view in views):
@@ -58,8 +58,8 @@ def _to_planes(pixels: Tensor) -> Tensor:
 
 def _normalize(image: Tensor, transform: Transform, stream: int | None) -> Tensor:
     """Scale levels (B, 3, S, S) to 0..1, subtract the mean, divide by the standard deviation."""
-    mean, std = _get_normalization(transform.mean, transform.std, image.device, stream)
-    return (image / 255).sub_(mean).div_(std)
+    highest, mean, std = _get_normalization(transform.mean, transform.std, image.device, stream)
+    return (image / highest).sub_(mean).div_(std)
 
 
 def _resample(image: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
@@ -99,10 +99,13 @@ def _get_shared_matrices(
 
 
 @lru_cache(maxsize=16)
-def _get_normalization(mean: Color, std: Color, device: torch.device, stream: int | None) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation, (3, 1, 1) each."""
-    values = to_device(torch.tensor([mean, std]), device)[:, :, None, None]
-    return values[0], values[1]
+def _get_normalization(mean: Color, std: Color, device: torch.device, stream: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the highest level, mean and standard deviation, (3, 1, 1) each.
+
+    The level is a tensor because a GPU divides by a number less exactly: it multiplies by the inverse.
+    """
+    values = to_device(torch.tensor([(255.0,) * 3, mean, std]), device)[:, :, None, None]
+    return values[0], values[1], values[2]
 
 
 def _get_stream(device: torch.device) -> int | None:

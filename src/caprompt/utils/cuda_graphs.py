@@ -80,7 +80,11 @@ class CapturedFunction(Generic[Result]):
         graph = torch.cuda.CUDAGraph()
         # `torch.cuda.graph` would first wait for the GPU, which has work to do meanwhile, and empty the caches of device and pinned
         # memory, which are then slowly filled again.
-        with _without_garbage_collection(), torch.cuda.stream(_capture_stream(inputs[0].device)):
+        stream = _capture_stream(inputs[0].device)
+        # Beginning a capture writes into new memory at once (the state of random numbers). That may be memory which the warm-up
+        # call's result had, and which the current stream has still to read.
+        stream.wait_stream(torch.cuda.current_stream())
+        with _without_garbage_collection(), torch.cuda.stream(stream):
             # Threads that decode images may allocate pinned memory meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
