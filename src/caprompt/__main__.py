@@ -19,7 +19,10 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(_freeze_objects)
     try:
-        from caprompt.cli.app import main as command_line
+        from caprompt.utils.memory import pause_collection
+
+        with pause_collection():
+            from caprompt.cli.app import main as command_line
 
         command_line()
     except KeyboardInterrupt:
@@ -27,8 +30,13 @@ def main() -> None:
 
 
 def _freeze_objects() -> None:
-    """Make the end fast: Python looks for garbage among all objects of PyTorch then, several times, but not among frozen ones."""
-    if not any(name in sys.modules for name in REPORTING_LEAKS):
+    """Make the end fast: Python looks for garbage among all objects of PyTorch then, several times, but not among frozen ones.
+
+    Those that imports have frozen are looked at again where a module would call them leaked.
+    """
+    if any(name in sys.modules for name in REPORTING_LEAKS):
+        gc.unfreeze()
+    else:
         gc.freeze()
 
 

@@ -12,6 +12,7 @@ from caprompt.cli.arguments import AsJson, Cluster, Cpus, Cycles, Device, Gpus, 
 from caprompt.cli.bulk_prediction import make_runner, predict_in_bulk
 from caprompt.cli.console import format_json, print_csv, print_protocol_warning, print_skipped, print_table, print_warnings
 from caprompt.errors import OptionError
+from caprompt.utils.memory import pause_collection
 from caprompt.utils.spreadsheets import escape_formula
 
 if TYPE_CHECKING:
@@ -80,12 +81,13 @@ def predict(
     backbone
         Weights file of the backbone, if it was moved.
     """
-    from caprompt.classifier import ContinualClassifier
-    from caprompt.classifier.file_prediction import predict_files
-    from caprompt.cli.tables import make_prediction_table
-    from caprompt.data.annotations import PreLabel, check_tool, write_pre_labels
-    from caprompt.data.image_folders import describe_ignored
-    from caprompt.data.remote_images import is_address
+    with pause_collection():
+        from caprompt.classifier import ContinualClassifier
+        from caprompt.classifier.file_prediction import predict_files
+        from caprompt.cli.tables import make_prediction_table
+        from caprompt.data.annotations import PreLabel, check_tool, write_pre_labels
+        from caprompt.data.image_folders import describe_ignored
+        from caprompt.data.remote_images import is_address
 
     if as_json and as_csv:
         raise OptionError("output is JSON or CSV, not both; leave out --json or --csv")
