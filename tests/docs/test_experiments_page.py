@@ -205,3 +205,16 @@ def test_crops_and_blocks_are_those_of_the_log() -> None:
             assert cells[1:] == logged[(*place, cells[0])][first : first + 4]
         compared += 1
     assert compared == 5 + 10
+
+
+def test_numbers_of_projections_are_those_of_the_log() -> None:
+    names = {"Cars": "stanford_cars98_192px", "CIFAR-100": "cifar100", "Tiny-ImageNet": "tinyimagenet200_64px"}
+    log = (ROOT / "results" / "search" / "projections.txt").read_text(encoding="utf-8").splitlines()
+    section = PAGE.partition("### Number of projections")[2].partition("\n### ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(log)
+    for (place, *cells), line in zip(rows, log, strict=True):
+        data, backbone, blocks = place.split(", ")
+        assert line.startswith(f"{names[data]}, {BACKBONES[backbone]}, ")
+        assert f"last {blocks.split()[-1] if blocks != 'last' else 1} blocks" in line
+        assert cells == re.findall(r": ([\d.]+)(?=,|$)", line.partition("predicted")[2])

@@ -71,8 +71,8 @@ def test_location_of_a_benchmark(data_folder: Path, name: str, folder: str) -> N
 
 def test_default_options_of_benchmarks() -> None:
     assert {DATASETS[name].tasks for name in BENCHMARKS} == {10}
-    assert DATASETS["cifar100"].options == {"projections": 10_000}  # the usual crops give better accuracy than the paper's
-    assert DATASETS["imagenet-r"].options == {"crop_scale": (0.05, 1.0), "projections": 10_000}
+    assert DATASETS["cifar100"].options == {}  # the usual crops give better accuracy than the paper's
+    assert DATASETS["imagenet-r"].options == {"crop_scale": (0.05, 1.0)}
     assert DATASETS["cub200"].options == {"crop_scale": (0.05, 1.0)}  # six thousand images
 
 

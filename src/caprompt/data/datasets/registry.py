@@ -30,7 +30,6 @@ from caprompt.utils.paths import expand_user
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "download_dataset", "list_datasets", "load_dataset"]
 
 FOLDER_TASKS = 5  # default number of tasks of a folder or CSV file
-MANY_IMAGES = {"projections": 10_000}  # tens of thousands of images justify a wide projection for the regression
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=CIFAR100.archive,
             load=load_cifar100,
             tasks=10,
-            options=MANY_IMAGES,
             official=CIFAR100,
         ),
         DatasetInfo(
@@ -100,7 +98,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=IMAGENET_R.archive,
             load=load_imagenet_r,
             tasks=10,
-            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
+            options={"crop_scale": (0.05, 1.0)},
             official=IMAGENET_R,
         ),
         DatasetInfo(
@@ -118,7 +116,7 @@ DATASETS: dict[str, DatasetInfo] = {
             needs=TINY_IMAGENET.archive,
             load=load_tiny_imagenet,
             tasks=10,
-            options={"crop_scale": (0.05, 1.0), **MANY_IMAGES},
+            options={"crop_scale": (0.05, 1.0)},
             official=TINY_IMAGENET,
         ),
     )

@@ -44,6 +44,7 @@ __all__ = [
     "STRENGTHS",
     "RandomRidge",
     "RidgeHead",
+    "choose_projections",
     "compute_held_out_errors",
     "pack_symmetric",
     "unpack_symmetric",
@@ -56,6 +57,19 @@ _CHUNK = 1024  # images that are projected at once
 BLOCK = 1024  # rows of G that are computed or exchanged at once
 MAX_SCORED = 1_000  # images of a call that are scored as if they were left out; enough to fit two numbers
 _MAX_IMAGES = 1_250  # used to select lambda in one call; more would not change a power of ten
+_USUAL_SIDE = 128  # pixels; a network with a smaller input is so fast that a regression of the usual width would take longer
+
+
+def choose_projections(image_size: int) -> int:
+    """Return the width M of a regression on features of a network with inputs of this side, in pixels.
+
+    The more projections, the closer to the limit of infinitely many, and the larger the model (docs/experiments.md, "Number of
+    projections").
+
+    >>> choose_projections(224), choose_projections(64)
+    (10000, 5000)
+    """
+    return 10_000 if image_size >= _USUAL_SIDE else 5_000
 
 
 class RidgeHead(Head):
