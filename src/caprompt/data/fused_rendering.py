@@ -3,9 +3,9 @@
     out = (rows @ (pixels @ columns) -> levels, brightness, / 255, - mean, / std)
 
 The result has the same bits as the separate operations of PyTorch in `gpu_transforms`: levels stay bytes between the two kernels,
-and tensor cores multiply (docs/performance.md has the times). A weight is an integer in units of 1 / `WEIGHT_STEPS`, divided into two parts
-that float16 holds exactly, so that all sums are of integers below 2^24 and exact in float32, in whatever order they are computed.
-Needs Triton, which PyTorch's CUDA builds for Linux bring along.
+and tensor cores multiply (docs/performance.md has the times). A weight is an integer in units of 1 / `WEIGHT_STEPS`, divided into
+two parts that float16 holds exactly, so that all sums are of integers below 2^24 and exact in float32, in whatever order they are
+computed. Needs Triton, which PyTorch's CUDA builds for Linux bring along.
 
 Shapes: B images of H x W pixels, S the side of a rendered one.
 """
