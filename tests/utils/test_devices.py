@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from caprompt.errors import OptionError
-from caprompt.utils.devices import allocate_upload, resolve_device, to_device
+from caprompt.utils import devices
+from caprompt.utils.devices import allocate_upload, has_triton, resolve_device, to_device
 
 
 def test_available_devices() -> None:
@@ -32,3 +33,19 @@ def test_uploads_are_not_overwritten_by_later_ones() -> None:
         assert buffer.is_pinned()
         uploads.append(to_device(buffer.fill_(value), device))
     assert [int(upload.min()) for upload in uploads] == [int(upload.max()) for upload in uploads] == list(range(50))
+
+
+@pytest.mark.parametrize(("installed", "compiler", "expected"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_kernels_need_triton_and_a_compiler(
+    installed: bool, compiler: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images with PyTorch for a GPU often have no C compiler."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(devices, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(devices.shutil, "which", lambda name: "/usr/bin/gcc" if compiler and name == "gcc" else None)
+    devices._can_launch_kernels.cache_clear()
+    try:
+        assert has_triton(torch.device("cuda")) == expected
+        assert not has_triton(torch.device("cpu"))
+    finally:
+        devices._can_launch_kernels.cache_clear()
