@@ -36,9 +36,10 @@ CASES: tuple[tuple[Transform, int, int, int], ...] = (  # images of height and w
     (TRAIN, 16, 375, 500),
     (TRAIN, 128, 64, 64),
 )
+SHAPES = ((64, 32, 4), (64, 32, 8), (64, 64, 4), (64, 64, 8), (128, 32, 8))  # rows, columns, warps
 TILES = [
     ({"ROWS": rows, "COLUMNS": columns, "DEPTH": depth}, warps)
-    for (rows, columns, warps), depth in itertools.product([(64, 32, 4), (64, 64, 4), (64, 64, 8), (128, 64, 8)], (32, 64))
+    for (rows, columns, warps), depth in itertools.product(SHAPES, (32, 64))
 ]
 
 
