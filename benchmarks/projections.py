@@ -30,10 +30,10 @@ BATCH = 32
 
 
 @torch.no_grad()
-def extract(dataset: str, backbone: str, per_class: int, num_blocks: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features of images, (n, K D), and of their mirror images, and their classes, (n,)."""
+def extract(dataset: str, backbone: str, per_class: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features of images by half of the blocks, (n, K D), and of their mirror images, and their classes, (n,)."""
     network, vit = load_network(backbone)
-    num_blocks = num_blocks or vit.config.depth // 2
+    num_blocks = vit.config.depth // 2
     train, _, images, _ = load_images(dataset)
     seen: dict[str, int] = {}
     chosen = []
