@@ -23,9 +23,7 @@ from _common import ROOT
 from _lab import Cell, run_all
 from search import Point
 
-from caprompt.backbones.weights import load_backbone
 from caprompt.methods import get_method
-from caprompt.methods.components.ridge import choose_projections
 
 RANPAC = {"epochs": 20, "batch_size": 48, "learning_rate": 0.01}
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -59,8 +57,7 @@ def make_cells(args: argparse.Namespace) -> list[Cell]:
             rows = {**{label: ROWS[label] for label in args.rows}, **searched, **authors}
             for label, (method, preset, options) in rows.items():
                 has_projections = "projections" in get_method(method).options_class.model_fields
-                usual = choose_projections(load_backbone(backbone).config.image_size) if label.startswith("default") else None
-                own: dict[str, Any] = {"projections": usual or args.projections} if has_projections else {}
+                own: dict[str, Any] = {"projections": args.projections} if has_projections else {}
                 own |= {"compile": True} if args.compile and method == "caprompt" else {}
                 own |= {"test_crop": args.test_crop} if args.test_crop and not label.startswith("default") else {}
                 common = {
@@ -93,7 +90,7 @@ def main() -> None:
     parser.add_argument("--per-class", nargs="+", type=int)
     parser.add_argument("--classes", type=int, help="only the first classes of each order")
     parser.add_argument("--found", type=Path, help="settings found by benchmarks/search.py")
-    parser.add_argument("--projections", type=int, default=10_000, help="of all rows but the default, which has its own number")
+    parser.add_argument("--projections", type=int, default=10_000)
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--methods", nargs="+", help="of the settings that were found; default: all")
     parser.add_argument("--authors", nargs="+", default=[], help="methods that are also run with their authors' settings")

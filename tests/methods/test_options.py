@@ -60,7 +60,7 @@ def test_defaults_are_those_that_the_published_results_were_measured_with() -> N
     common |= {"schedule": "cosine", "crop_scale": (0.3, 1.0), "flip": 0.5, "brightness": 0.0, "test_crop": 0.875}
     assert {name: getattr(Options(), name) for name in common} == common
     own = {"epochs": "auto", "batch_size": "auto", "learning_rate": "auto", "training_prompt": "own", "alpha": 0.0, "beta": 0.0}
-    own |= {"modulation": 0.1, "cycles": 2, "length": 10, "classifier": "ridge", "projections": "auto", "ridge_strength": "auto"}
+    own |= {"modulation": 0.1, "cycles": 2, "length": 10, "classifier": "ridge", "projections": 10_000, "ridge_strength": "auto"}
     own |= {"training_head": "cosine", "readout_blocks": "auto", "mirror": True}
     defaults = get_method("caprompt").options_class()
     assert {name: getattr(defaults, name) for name in own} == own

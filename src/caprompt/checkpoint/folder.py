@@ -18,6 +18,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,7 +187,9 @@ def visit_files(folder: Path, visit: Callable[[Iterator[tuple[str, bytes]]], T])
 def _iterate_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     config = _read_checked_config(folder)
     for name, digest in config["files"].items():
-        yield name, _read_checked_file(folder, name, digest)
+        content = _read_file(folder, name)
+        _check_file(folder, name, content, digest)
+        yield name, content
     evaluation = get_current_path(folder, EVALUATION)
     if evaluation.is_file():
         yield EVALUATION, evaluation.read_bytes()
@@ -208,20 +211,36 @@ def _retry(reader: Callable[[Path], T], folder: Path) -> T:
 
 def _read(folder: Path) -> Saved:
     config = _read_checked_config(folder)
-    files = {name: _read_checked_file(folder, name, digest) for name, digest in config["files"].items()}
-    with _naming(folder, CLASSES):
-        classes = json.loads(files[CLASSES])
-        validation.check_classes(classes, config["task_sizes"])
-    with _naming(folder, METRICS):
-        metrics = [json.loads(line) for line in files[METRICS].splitlines()]
-        validation.check_metrics(metrics)
-    with _naming(folder, STATE):
-        tensors = load_tensors(files[STATE])
-        validation.check_tensors(tensors, config)
-    with _naming(folder, RECORDS):
-        records = load_tensors(files[RECORDS]) if RECORDS in files else {}
-        validation.check_records(records, len(classes))
+    files = {name: _read_file(folder, name) for name in config["files"]}
+    with _check_meanwhile(folder, files, config["files"]):
+        with _naming(folder, CLASSES):
+            classes = json.loads(files[CLASSES])
+            validation.check_classes(classes, config["task_sizes"])
+        with _naming(folder, METRICS):
+            metrics = [json.loads(line) for line in files[METRICS].splitlines()]
+            validation.check_metrics(metrics)
+        with _naming(folder, STATE):
+            tensors = load_tensors(files[STATE])
+            validation.check_tensors(tensors, config)
+        with _naming(folder, RECORDS):
+            records = load_tensors(files[RECORDS]) if RECORDS in files else {}
+            validation.check_records(records, len(classes))
     return Saved(config, classes, tensors, metrics, records)
+
+
+@contextmanager
+def _check_meanwhile(folder: Path, files: Mapping[str, bytes], digests: Mapping[str, str]) -> Iterator[None]:
+    """Compare files with their hashes in a thread while the context parses them, since both take long for a large model.
+
+    What a hash says comes before what a parser says about the same file.
+    """
+    with ThreadPoolExecutor(1, "caprompt-hash") as pool:
+        checks = [pool.submit(_check_file, folder, name, content, digests[name]) for name, content in files.items()]
+        try:
+            yield
+        finally:
+            for check in checks:
+                check.result()
 
 
 @contextmanager
@@ -266,16 +285,18 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
+def _read_file(folder: Path, name: str) -> bytes:
     path = get_current_path(folder, name)
     if not path.is_file():
         raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a backup")
-    content = path.read_bytes()
+    return path.read_bytes()
+
+
+def _check_file(folder: Path, name: str, content: bytes, digest: str) -> None:
     if hashlib.sha256(content).hexdigest() != digest:
         raise ModelFolderError(
             f"{name} of '{folder}' is damaged or was modified and does not match its hash; restore the folder from a backup"
         )
-    return content
 
 
 def _encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:

@@ -46,7 +46,7 @@ from caprompt.methods.components.exact_sums import OTHER_PROJECTION, OTHER_TRAIN
 from caprompt.methods.components.heads import CosineHead, LinearHead
 from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, PrefixOptions, draw_prompt, resolve_layers
 from caprompt.methods.components.readout import list_candidates, select_num_blocks
-from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge, choose_projections
+from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.components.statistics import Statistics
 from caprompt.methods.components.strength import STRENGTHS, USUAL, choose_images, make_evidence, select_strength
@@ -145,10 +145,8 @@ class CAPromptOptions(ReplayOptions, PrefixOptions, ReleasedOptions):
         "prompted",
         description="prompt of the first pass: the first task's (classifier='aligned': all, equally mixed); 'query': none",
     )
-    projections: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="classifier='ridge': number of random projections; model size grows with its square; 'auto' is 10,000, or "
-        "5,000 for a backbone whose input is smaller than 128 pixels",
+    projections: int = Field(
+        10_000, ge=1, description="classifier='ridge': number of random projections; model size grows with its square"
     )
     ridge_strength: Annotated[float, Field(gt=0)] | Literal["auto", "held-out"] = Field(
         "auto",
@@ -315,8 +313,7 @@ class CAPrompt(Method):
         strength = None if options.ridge_strength == "held-out" else self.given_strength
         keep = options.keep_features
         dtype = torch.float64 if options.exact_sums else torch.float32
-        projections = choose_projections(vit.config.image_size) if options.projections == "auto" else options.projections
-        self.ridge = None if aligned else RandomRidge(width, projections, strength, keep_features=keep, dtype=dtype)
+        self.ridge = None if aligned else RandomRidge(width, options.projections, strength, keep_features=keep, dtype=dtype)
         if self.selects_strength:
             self.register_buffer("strength_evidence", torch.zeros(3, len(STRENGTHS), dtype=torch.float64))
         self.images_of_class = math.inf  # on average, in the current call

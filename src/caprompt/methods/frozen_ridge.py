@@ -11,7 +11,7 @@ Shapes: B images, C classes.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from torch import Tensor
 from caprompt.backbones.vit import ViT
 from caprompt.methods.base import Batches, HonestScores, Method
 from caprompt.methods.components.exact_sums import OTHER_PROJECTION, compute_each
-from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge, choose_projections
+from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.options import Options
 from caprompt.methods.registry import register
@@ -33,11 +33,7 @@ __all__ = ["FrozenRidge", "FrozenRidgeOptions"]
 class FrozenRidgeOptions(Options):
     """Options of the random projection and of the regression."""
 
-    projections: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="width of the random projection; the model file grows with its square; 'auto' is 10,000, or 5,000 for a "
-        "backbone whose input is smaller than 128 pixels",
-    )
+    projections: int = Field(10_000, ge=1, description="width of the random projection; the model file grows with its square")
     ridge_strength: float = Field(0.1, gt=0, description="lambda, relative to the mean square of the projected features")
     ridge_scale: float = Field(20.0, gt=0, description="factor on the logits")
     keep_features: bool = Field(
@@ -64,7 +60,7 @@ class FrozenRidge(UntrainedMethod):
     def __init__(self, vit: ViT, options: FrozenRidgeOptions) -> None:
         head = RandomRidge(
             vit.config.width,
-            choose_projections(vit.config.image_size) if options.projections == "auto" else options.projections,
+            options.projections,
             options.ridge_strength,
             keep_features=options.keep_features,
             dtype=torch.float64,

@@ -149,6 +149,55 @@ def test_nearly_identical_images_have_a_solution() -> None:
     assert ridge.weight.isfinite().all()
 
 
+@pytest.mark.parametrize(("relative_strength", "dtype"), [(0.1, torch.float32), (1e-5, torch.float64)], ids=["usual", "tiny"])
+def test_weights_are_those_of_float64_with_the_factor_that_suffices(relative_strength: float, dtype: torch.dtype) -> None:
+    """On a CPU a factor in float32 suffices if lambda is not tiny; entries above the diagonal blocks of G are never read."""
+    x, y = make_hidden(300, 1100).float(), make_labels(300)
+    ridge = RidgeHead(1100, relative_strength)
+    ridge.grow(3, torch.Generator())
+    ridge.observe(x, y)
+    system = ridge.gram.double() + ridge.strength * torch.eye(1100, dtype=torch.float64)
+    expected = torch.linalg.solve(system, ridge.sums.double().T).T
+    ridge.gram[:1024, 1024:] = torch.nan
+    factor = ridge.solve()
+    assert factor.dtype == dtype
+    torch.testing.assert_close(ridge.weight.double(), expected, rtol=1e-6, atol=1e-7 * float(expected.abs().max()))
+
+
+def test_factor_in_float32_is_given_up_where_corrections_do_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caprompt.methods.components.ridge._MAX_CORRECTIONS", 0)
+    ridge = RidgeHead(12, 0.1)
+    ridge.grow(3, torch.Generator())
+    ridge.observe(make_hidden(40).float(), make_labels(40))
+    assert ridge.solve().dtype == torch.float64
+    assert ridge.weight.any()
+
+
+def test_left_out_outputs_hardly_depend_on_the_precision_of_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = make_hidden(30, 8).float(), make_labels(30)
+    outputs = []
+    for max_rounding in (0.01, 0.0):
+        monkeypatch.setattr("caprompt.methods.components.ridge._MAX_ROUNDING", max_rounding)
+        ridge = RandomRidge(8, 50, 0.1)
+        ridge.grow(3, torch.Generator().manual_seed(1))
+        factor = ridge.partial_fit([(features, labels)], torch.Generator())
+        assert factor is not None
+        assert factor.dtype == (torch.float32 if max_rounding else torch.float64)
+        outputs.append(ridge.leave_out(factor, [features], labels)(features))
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_follow_a_projection_that_is_drawn_anew() -> None:
+    """It is converted to float64 once, and again after it has changed."""
+    ridge = RandomRidge(8, 50, 0.1)
+    ridge.grow(2, torch.Generator().manual_seed(1))
+    ridge.ridge.weight.fill_(1)
+    assert ridge(torch.ones(1, 8)).tolist() == ridge(torch.ones(1, 8)).tolist()
+    ridge.set_width(4)
+    hidden = F.relu(ridge.projection.double().sum(dim=0))
+    torch.testing.assert_close(ridge(torch.ones(1, 4)), hidden.sum().float().expand(1, 2))
+
+
 @pytest.mark.parametrize("invalid", [float("nan"), float("inf")])
 def test_features_that_are_not_finite_are_refused(invalid: float) -> None:
     ridge, x = make_head(), make_hidden(6).float()

@@ -44,7 +44,6 @@ __all__ = [
     "STRENGTHS",
     "RandomRidge",
     "RidgeHead",
-    "choose_projections",
     "compute_held_out_errors",
     "pack_symmetric",
     "unpack_symmetric",
@@ -55,21 +54,12 @@ _HELD_OUT = 0.2  # fraction of a call's images
 _TOLERANCE = 1.05  # relative to the smallest error
 _CHUNK = 1024  # images that are projected at once
 BLOCK = 1024  # rows of G that are computed or exchanged at once
+_CACHED_ROWS = 128  # rows of G that are multiplied at once
 MAX_SCORED = 1_000  # images of a call that are scored as if they were left out; enough to fit two numbers
+_MAX_ROUNDING = 0.01  # bound on the relative error of weights from a factor in float32; a correction divides it by a hundred
+_MAX_CORRECTIONS = 5
+_ACCURACY = 1e-10  # of the weights' residual; with that, their own error is below the rounding of float32
 _MAX_IMAGES = 1_250  # used to select lambda in one call; more would not change a power of ten
-_USUAL_SIDE = 128  # pixels; a network with a smaller input is so fast that a regression of the usual width would take longer
-
-
-def choose_projections(image_size: int) -> int:
-    """Return the width M of a regression on features of a network with inputs of this side, in pixels.
-
-    The more projections, the closer to the limit of infinitely many, and the larger the model (docs/experiments.md, "Number of
-    projections").
-
-    >>> choose_projections(224), choose_projections(64)
-    (10000, 5000)
-    """
-    return 10_000 if image_size >= _USUAL_SIDE else 5_000
 
 
 class RidgeHead(Head):
@@ -142,10 +132,10 @@ class RidgeHead(Head):
         if not len(self.gram):
             self.gram = self.sums.new_zeros(self.sums.shape[1], self.sums.shape[1])
 
-    def _iter_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+    def _iter_blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of rows of G up to its diagonal: their rows, and a view of the block."""
-        for start in range(0, len(self.gram), BLOCK):
-            rows = slice(start, min(start + BLOCK, len(self.gram)))
+        for start in range(0, len(self.gram), size):
+            rows = slice(start, min(start + size, len(self.gram)))
             yield rows, self.gram[rows, : rows.stop]
 
     @contextmanager
@@ -200,11 +190,19 @@ class RidgeHead(Head):
     def solve(self) -> Tensor:
         """Solve for the weights in float64, and return the Cholesky factor of the system (M, M).
 
-        If that fails, retry with lambda ten times as large.
+        If that fails, retry with lambda ten times as large. On a CPU, where it takes half the time and memory, the factor is in
+        float32 if the system allows it, and the weights are refined to the accuracy of float64.
         """
-        if not self.gram.isfinite().all():
+        if not self.gram.diagonal().isfinite().all():  # sums of squares: no other entry of G is larger than the largest of them
             raise InputError("the backbone's features of some images are not finite; use precision='bf16' or 'fp32'")
-        system, strength = self.gram.to(torch.float64, copy=True), self.strength
+        strength = self.strength
+        # lambda bounds the smallest eigenvalue from below, the sum of all bounds the largest from above.
+        rounding = torch.finfo(torch.float32).eps * float(self.gram.diagonal().double().sum()) / strength
+        if self.gram.dtype == torch.float32 and self.gram.device.type == "cpu" and rounding < _MAX_ROUNDING:
+            refined = self._solve_refined(strength)
+            if refined is not None:
+                return refined
+        system = self.gram.to(torch.float64, copy=True)
         system.diagonal().add_(strength)
         factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(system)
@@ -214,6 +212,37 @@ class RidgeHead(Head):
             factor, failed = torch.linalg.cholesky_ex(system)
         self.weight = torch.cholesky_solve(self.sums.T.double(), factor).T.to(self.weight)
         return factor
+
+    def _solve_refined(self, strength: float) -> Tensor | None:
+        """Solve with a factor in float32 and correct the weights by what is left over, until they are as accurate as float32 holds.
+
+        Return the factor, or None if the weights do not become as accurate as that.
+        """
+        system = self.gram.clone()
+        system.diagonal().add_(strength)
+        factor: Tensor
+        factor, failed = torch.linalg.cholesky_ex(system)
+        if failed:
+            return None
+        del system
+        targets = self.sums.double()  # (C, M)
+        weight, rest = torch.zeros_like(targets), targets
+        for _ in range(_MAX_CORRECTIONS):
+            weight += torch.cholesky_solve(rest.T.float(), factor).T
+            rest = targets - strength * weight - self._multiply(weight)
+            if rest.norm() <= _ACCURACY * targets.norm():
+                self.weight = weight.to(self.weight)
+                return factor
+        return None
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        """Multiply rows by G in float64: (C, M) -> (C, M). Only blocks up to the diagonal are read, small enough for a cache."""
+        product = torch.zeros_like(rows)
+        for own, block in self._iter_blocks(_CACHED_ROWS):
+            part = block.double()
+            product[:, own] += rows[:, : own.stop] @ part.T
+            product[:, : own.start] += rows[:, own] @ part[:, : own.start]
+        return product
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits: (n, M) -> (n, C)."""
@@ -284,6 +313,7 @@ class RandomRidge(Head):
         self.ridge.saves_gram = not keep_features
         self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("projection", torch.empty(width, 0), persistent=False)
+        self._exact_projection: Tensor | None = None
         if keep_features:
             self.register_buffer("kept_features", torch.zeros(0, width))
             self.register_buffer("kept_labels", torch.zeros(0, dtype=torch.long))
@@ -300,6 +330,15 @@ class RandomRidge(Head):
         """Draw the projection from the seed, the same on every device."""
         rng = torch.Generator().manual_seed(int(self.seed))
         self.projection = torch.randn(self.width, self.projections, generator=rng).to(self.projection)
+        self._exact_projection = None
+
+    def _convert_projection(self, dtype: torch.dtype) -> Tensor:
+        """Return P in another precision. On a CPU it is converted to float64 once: for one image, that would take the most time."""
+        if dtype != torch.float64 or self.projection.device.type != "cpu":
+            return self.projection.to(dtype)
+        if self._exact_projection is None:
+            self._exact_projection = self.projection.double()
+        return self._exact_projection
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         if self.keep_features and f"{prefix}kept_features" in state:
@@ -319,7 +358,7 @@ class RandomRidge(Head):
     def project(self, features: Tensor) -> Tensor:
         """Compute h(x): (n, D) -> (n, M), in the precision of the sums."""
         dtype = torch.promote_types(features.dtype, self.ridge.sums.dtype)
-        return F.relu(features.to(dtype) @ self.projection.to(dtype))
+        return F.relu(features.to(dtype) @ self._convert_projection(dtype))
 
     @torch.no_grad()
     def partial_fit(
@@ -370,18 +409,19 @@ class RandomRidge(Head):
         """
         hidden = [self.project(features).double() for features in rows]
         # One call for all rows: for few columns at a time, a GPU would take longer.
-        solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T, upper=False).chunk(len(rows), dim=1)  # (M, n) each
+        solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T.to(factor), upper=False).double()  # (M, r n)
+        parts = solved.chunk(len(rows), dim=1)  # (M, n) each
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
-        inner = torch.stack([torch.stack([(one * other).sum(dim=0) for other in solved], dim=1) for one in solved], dim=1)  # A
+        inner = torch.stack([torch.stack([(one * other).sum(dim=0) for other in parts], dim=1) for one in parts], dim=1)  # A
         system = torch.eye(len(rows), dtype=inner.dtype, device=inner.device) - inner  # (n, r, r)
         changes = torch.linalg.solve(system, residuals)  # (n, r, C)
 
         @torch.no_grad()
         def compute(features: Tensor) -> Tensor:
             projected = self.project(features).double()
-            query = torch.linalg.solve_triangular(factor, projected.T, upper=False)
-            shares = torch.stack([(query * one).sum(dim=0) for one in solved], dim=1)  # (n, r)
+            query = torch.linalg.solve_triangular(factor, projected.T.to(factor), upper=False).double()
+            shares = torch.stack([(query * one).sum(dim=0) for one in parts], dim=1)  # (n, r)
             outputs: Tensor = self.ridge(projected) - (shares.unsqueeze(1) @ changes).squeeze(1)
             return outputs
 
@@ -453,7 +493,7 @@ class RandomRidge(Head):
         where that is slow, predictions do not depend on it for another reason (`backbones.batch_invariance`).
         """
         dtype = torch.float64 if features.device.type == "cpu" else torch.promote_types(features.dtype, torch.float32)
-        out: Tensor = self.ridge(F.relu(features.to(dtype) @ self.projection.to(dtype)))
+        out: Tensor = self.ridge(F.relu(features.to(dtype) @ self._convert_projection(dtype)))
         return out.to(features)
 
 
