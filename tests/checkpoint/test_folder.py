@@ -48,6 +48,32 @@ def test_read_returns_what_was_written(tmp_path: Path) -> None:
     }
 
 
+def test_tensors_that_were_read_outlive_their_file_and_never_change_it(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "m", make_saved(1))
+    first = checkpoint.read(tmp_path / "m").tensors["method.a"]
+    first += 10
+    assert checkpoint.read(tmp_path / "m").tensors["method.a"].tolist() == [1, 1, 1]
+    second = checkpoint.read(tmp_path / "m").tensors["method.a"]
+    checkpoint.write(tmp_path / "m", make_saved(2))
+    checkpoint.discard(tmp_path / "m")
+    assert (first.tolist(), second.tolist()) == ([11, 11, 11], [1, 1, 1])
+
+
+def test_a_file_that_is_replaced_between_check_and_use_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.write(tmp_path / "m", make_saved(1))
+    real, replaced = folder.safe_open, []
+
+    def replace_before(*args, **kwargs):  # type: ignore[no-untyped-def]
+        if not replaced:
+            replaced.append(True)
+            checkpoint.write(tmp_path / "m", make_saved(2))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(folder, "safe_open", replace_before)
+    content = checkpoint.read(tmp_path / "m")
+    assert (content.config["number"], content.tensors["method.a"].tolist()) == (2, [2, 2, 2])
+
+
 class Killed(BaseException):
     """Simulated SIGKILL: nothing may catch it and clean up."""
 

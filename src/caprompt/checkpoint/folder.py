@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as dump_arrays
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
@@ -58,6 +58,7 @@ __all__ = [
 # Since 2, only one triangle of the symmetric sums of ridge regression is saved; since 3, two classes may be joined under one name.
 FORMAT = 3
 T = TypeVar("T")
+HASHED_BYTES = 1 << 20  # of a large file that are read at once
 MAX_READS = 4  # attempts to read a folder before it counts as damaged
 CONFIG, CLASSES, METRICS, STATE = "config.json", "classes.json", "metrics.jsonl", "state.safetensors"
 EVALUATION = "evaluation.json"  # of the last evaluation of the current version, if there was one
@@ -187,9 +188,7 @@ def visit_files(folder: Path, visit: Callable[[Iterator[tuple[str, bytes]]], T])
 def _iterate_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     config = _read_checked_config(folder)
     for name, digest in config["files"].items():
-        content = _read_file(folder, name)
-        _check_file(folder, name, content, digest)
-        yield name, content
+        yield name, _read_checked_file(folder, name, digest)
     evaluation = get_current_path(folder, EVALUATION)
     if evaluation.is_file():
         yield EVALUATION, evaluation.read_bytes()
@@ -211,36 +210,40 @@ def _retry(reader: Callable[[Path], T], folder: Path) -> T:
 
 def _read(folder: Path) -> Saved:
     config = _read_checked_config(folder)
-    files = {name: _read_file(folder, name) for name in config["files"]}
-    with _check_meanwhile(folder, files, config["files"]):
-        with _naming(folder, CLASSES):
-            classes = json.loads(files[CLASSES])
-            validation.check_classes(classes, config["task_sizes"])
-        with _naming(folder, METRICS):
-            metrics = [json.loads(line) for line in files[METRICS].splitlines()]
-            validation.check_metrics(metrics)
-        with _naming(folder, STATE):
-            tensors = load_tensors(files[STATE])
-            validation.check_tensors(tensors, config)
-        with _naming(folder, RECORDS):
-            records = load_tensors(files[RECORDS]) if RECORDS in files else {}
-            validation.check_records(records, len(classes))
+    digests = dict(config["files"])
+    tensors = _map_checked_tensors(folder, digests.pop(STATE))
+    files = {name: _read_checked_file(folder, name, digest) for name, digest in digests.items()}
+    with _naming(folder, CLASSES):
+        classes = json.loads(files[CLASSES])
+        validation.check_classes(classes, config["task_sizes"])
+    with _naming(folder, METRICS):
+        metrics = [json.loads(line) for line in files[METRICS].splitlines()]
+        validation.check_metrics(metrics)
+    with _naming(folder, STATE):
+        validation.check_tensors(tensors, config)
+    with _naming(folder, RECORDS):
+        records = load_tensors(files[RECORDS]) if RECORDS in files else {}
+        validation.check_records(records, len(classes))
     return Saved(config, classes, tensors, metrics, records)
 
 
-@contextmanager
-def _check_meanwhile(folder: Path, files: Mapping[str, bytes], digests: Mapping[str, str]) -> Iterator[None]:
-    """Compare files with their hashes in a thread while the context parses them, since both take long for a large model.
+def _map_checked_tensors(folder: Path, digest: str) -> dict[str, Tensor]:
+    """Map the tensors of a model into memory: most of them are sums that only learning needs, and predictions never read.
 
-    What a hash says comes before what a parser says about the same file.
+    A file is never written to, only replaced, so that what is mapped does not change.
     """
-    with ThreadPoolExecutor(1, "caprompt-hash") as pool:
-        checks = [pool.submit(_check_file, folder, name, content, digests[name]) for name, content in files.items()]
-        try:
-            yield
-        finally:
-            for check in checks:
-                check.result()
+    path = _find_file(folder, STATE)
+    with path.open("rb") as file:
+        found, buffer = hashlib.sha256(), bytearray(HASHED_BYTES)
+        while count := file.readinto(buffer):
+            found.update(memoryview(buffer)[:count])
+        _check_digest(folder, STATE, found.hexdigest(), digest)
+        with _naming(folder, STATE), safe_open(path, framework="pt") as opened:
+            names = opened.keys()
+            tensors = {name: opened.get_tensor(name) for name in names}
+        if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            raise ModelFolderError(f"'{folder}' is being changed by another call; try again")
+    return tensors
 
 
 @contextmanager
@@ -285,15 +288,21 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_file(folder: Path, name: str) -> bytes:
+def _find_file(folder: Path, name: str) -> Path:
     path = get_current_path(folder, name)
     if not path.is_file():
         raise ModelFolderError(f"'{folder}' is incomplete: {name} is missing; restore the folder from a backup")
-    return path.read_bytes()
+    return path
 
 
-def _check_file(folder: Path, name: str, content: bytes, digest: str) -> None:
-    if hashlib.sha256(content).hexdigest() != digest:
+def _read_checked_file(folder: Path, name: str, digest: str) -> bytes:
+    content = _find_file(folder, name).read_bytes()
+    _check_digest(folder, name, hashlib.sha256(content).hexdigest(), digest)
+    return content
+
+
+def _check_digest(folder: Path, name: str, found: str, expected: str) -> None:
+    if found != expected:
         raise ModelFolderError(
             f"{name} of '{folder}' is damaged or was modified and does not match its hash; restore the folder from a backup"
         )
