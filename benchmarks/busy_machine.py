@@ -4,28 +4,30 @@
 
 Every core is shared fairly, so that with P other processes on N cores a run on N threads gets N / (N + P) of them: it should take
 about (N + P) / N times as long, and no more. PyTorch's threads wait for each other many times a second, and how they wait decides
-it. Both ways are measured: asleep, as `caprompt` sets it, and spinning, which is PyTorch's default. A run that takes longer than
-`--limit` times its time alone is ended, and counts as that.
+it. Both ways are measured: asleep, as `caprompt` sets it, and spinning, which is PyTorch's default, the latter once. A run that
+takes longer than `--limit` times its time alone is ended, and counts as that. The control is a process of one thread which waits
+for nothing: what it loses beyond its share, (1 + P) / N, is lost by the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from _common import SPEED, save
+from _common import SPEED, print_table, save
 
 RUN = ("run", "--dataset", "digits", "--set", "per_class=10", "--set", "epochs=2", "--tasks", "2", "--device", "cpu")
-POLICIES = {"asleep": "PASSIVE", "spinning": "ACTIVE"}
+ASLEEP, SPINNING = "PASSIVE", "ACTIVE"
+CONTROL = "for _ in range(150_000_000): pass"  # some seconds
 
 
 @contextmanager
@@ -40,42 +42,57 @@ def keep_busy(count: int) -> Iterator[None]:
             process.wait()
 
 
+def time_command(command: Sequence[str], policy: str, limit: float | None) -> float:
+    """Return the seconds that a process takes, or the limit."""
+    start = time.perf_counter()
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, env={**os.environ, "OMP_WAIT_POLICY": policy}, check=True, capture_output=True, timeout=limit)
+    return time.perf_counter() - start
+
+
 def time_run(policy: str, limit: float | None) -> float:
     """Return the seconds that a run takes, or the limit."""
-    environment = {**os.environ, "OMP_WAIT_POLICY": policy}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "caprompt", *RUN, "--out", str(Path(folder) / "run")]
-        start = time.perf_counter()
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, env=environment, check=True, capture_output=True, timeout=limit)
-        return time.perf_counter() - start
+        return time_command([sys.executable, "-m", "caprompt", *RUN, "--out", str(Path(folder) / "run")], policy, limit)
 
 
-def measure(policy: str) -> dict[str, Any]:
-    """Measure a run alone and beside other processes."""
-    alone = min(time_run(policy, None) for _ in range(args.rounds))
-    with keep_busy(args.processes):
-        beside = time_run(policy, args.limit * alone)
-    return {"seconds_alone": alone, "seconds_beside": beside, "ratio": beside / alone, "ended": beside >= args.limit * alone}
+def time_control(policy: str, limit: float | None) -> float:
+    """Return the seconds that a process takes which has one thread and waits for nothing."""
+    return time_command([sys.executable, "-c", CONTROL], policy, limit)
+
+
+def measure(time_one: Callable[[str, float | None], float], policy: str, rounds: int) -> dict[str, Any]:
+    """Measure a process alone and beside others in turn; medians."""
+    alone, beside = [], []
+    for _ in range(rounds):
+        alone.append(time_one(policy, None))
+        with keep_busy(args.processes):
+            beside.append(time_one(policy, args.limit * alone[-1]))
+    usual, longer = statistics.median(alone), statistics.median(beside)
+    ended = any(each >= args.limit * usual for each in beside)
+    return {"seconds_alone": usual, "seconds_beside": longer, "ratio": longer / usual, "ended": ended}
 
 
 def main() -> None:
-    """Measure both ways of waiting, print, write."""
+    """Measure both ways of waiting and the control, print, write."""
     cores = os.cpu_count() or 1
     result = {
         "cores": cores,
         "processes": args.processes,
+        "rounds": args.rounds,
         "in_proportion": (cores + args.processes) / cores,
-        "waiting": {name: measure(policy) for name, policy in POLICIES.items()},
+        "in_proportion_one_thread": (1 + args.processes) / cores,
+        "waiting": {"asleep": measure(time_run, ASLEEP, args.rounds), "spinning": measure(time_run, SPINNING, 1)},
+        "control": measure(time_control, ASLEEP, args.rounds),
     }
-    print(json.dumps(result, indent=1))
+    print_table("busy_machine", result)
     save("busy_machine", result, args.out)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=30, help="times the time alone, after which a run is ended")
     parser.add_argument("--out", type=Path, default=SPEED)
     args = parser.parse_args()

@@ -4,21 +4,21 @@
     python benchmarks/sums.py --out /tmp          # elsewhere than in results/speed
 
 Three ways to add images to the Gram matrix: all of it in float32, all of it in float64, and only its lower triangle in float64,
-in blocks of rows, which is what a model with exact sums does. The same images are then divided into 7 shards whose sums are added
-up in another order; the deviation is the largest change of a weight, relative to the largest weight.
+in blocks of rows, which is what a model with exact sums does. The regression is then solved from sums in float32 and in float64.
+The same images are divided into 7 shards whose sums are added up in another order; the deviation is the largest change of a
+weight, relative to the largest weight.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import SPEED, median_seconds, save
+from _common import SPEED, median_seconds, print_table, save
 from torch import Tensor
 
 from caprompt.methods.components.ridge import RidgeHead, pack_symmetric
@@ -79,9 +79,9 @@ def measure_deviation(dtype: torch.dtype) -> dict[str, float]:
     return {"lambda": abs(once.strength / shards.strength - 1), "weights": float(change)}
 
 
-def measure_solve() -> dict[str, float]:
+def measure_solve(dtype: torch.dtype) -> dict[str, float]:
     """Return the seconds and the most memory that solving takes, the Gram matrix itself included."""
-    head = make_head(torch.float64)
+    head = make_head(dtype)
     head.observe(*draw_images(args.images, 2))
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -97,7 +97,8 @@ def measure_solve() -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, write."""
-    solve = measure_solve()  # first, since the peak of a process includes all that came before
+    # First, and the smaller one first, since the peak of a process includes all that came before.
+    solve = {name: measure_solve(dtype) for name, dtype in (("float32", torch.float32), ("float64", torch.float64))}
     gram = torch.zeros(args.projections, args.projections, dtype=torch.float64)
     values = pack_symmetric(gram).numel()
     result: dict[str, Any] = {
@@ -115,7 +116,7 @@ def main() -> None:
             str(dtype).removeprefix("torch."): measure_deviation(dtype) for dtype in (torch.float32, torch.float64)
         },
     }
-    print(json.dumps(result, indent=1))
+    print_table("sums", result)
     save("sums" if DEVICE.type == "cpu" else "sums_gpu", result, args.out)
 
 

@@ -191,7 +191,9 @@ def format_busy_machine(result: dict[str, Any]) -> str:
         rows.append([name, f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}", f"{more}{row['ratio']:.1f}"])
     return (
         f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
-        f"in proportion is a ratio of {result['in_proportion']:.1f}."
+        f"in proportion is a ratio of {result['in_proportion']:.1f}. Medians of {result['rounds']} rounds (spinning: one).\n"
+        f"A process of one thread that waits for nothing takes {result['control']['ratio']:.1f} times its time alone, where in "
+        f"proportion is {result['in_proportion_one_thread']:.1f}."
     )
 
 
@@ -208,6 +210,16 @@ def format_rendering(result: dict[str, Any]) -> str:
     return format_table(["images and views", "separate operations, ms", "two kernels, ms", "ratio"], rows)
 
 
+def format_sums(result: dict[str, Any]) -> str:
+    """Return time and memory of the sums of the regression and of solving it, by their precision."""
+    added, rows = result["milliseconds_per_image"], []
+    for name, way in (("float32", "float32 square"), ("float64", "float64 lower triangle")):
+        solved, sizes = result["solve"][name], [f"{result[key][name]:,.0f}" for key in ("memory_mb", "on_disk_mb")]
+        rows.append([name, f"{added[way]:.2f}", f"{solved['seconds']:.1f}", *sizes, f"{solved['peak_mb']:,}"])
+    table = format_table(["sums", "adding an image, ms", "solving, s", "in memory, MB", "in a file, MB", "most memory, MB"], rows)
+    return f"{table}\n\n{result['projections']:,} projections, {result['classes']} classes, {result['images']:,} images."
+
+
 FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "train_step": format_train_step,
     "fused_gelu": format_fused_gelu,
@@ -217,6 +229,7 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cpu_step": format_cpu_step,
     "end_to_end": format_end_to_end,
     "rendering": format_rendering,
+    "sums": format_sums,
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
     "invariance": format_invariance,

@@ -103,6 +103,28 @@ def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
     assert f"The other methods have {min(others):.1f} to {max(others):.1f} " in PAGE
 
 
+def test_rows_of_cifar100_with_authors_settings_are_those_of_the_results_page() -> None:
+    section = PAGE.partition("## CIFAR-100 and Tiny-ImageNet")[2].partition("\nThe other methods")[2].partition("\nMoAL was")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    for label, *figures in rows:
+        assert tuple(figures) == find_result("cifar100", "deit_tiny_patch16_224", "all", ROW_NAMES[label])
+    assert len(rows) == len(
+        re.findall(r"(?m)^\| cifar100 \| deit_tiny_patch16_224 \| all \| [\w-]+, authors' settings \|", RESULTS)
+    )
+
+
+def test_other_methods_with_clip_are_those_of_the_results_page() -> None:
+    section = (
+        PAGE.partition("## Photos")[2].partition("\n## ")[0].partition("| CLIP ViT-B/16, three")[2].partition("Fewer photos")[0]
+    )
+    shown = {ROW_NAMES[label] for label in re.findall(r"(?m)^\| ([^|]+) \| [\d.]+[ ±]", section) if label in ROW_NAMES}
+    pattern = r"(?m)^\| stanford_cars98_192px \| clip_vit_base_patch16_224 \| all \| ([\w-]+, searched) \| ([\d., ]+) \| ([\d.]+)"
+    rest = [(float(mean), orders) for label, orders, mean in re.findall(pattern, RESULTS) if label not in shown]
+    assert len(rest) == 10
+    assert {orders.count(",") for _, orders in rest} == {2}
+    assert f"The other methods have {min(rest)[0]:.1f} to {max(rest)[0]:.1f} " in " ".join(section.split())
+
+
 def test_tiny_imagenet_of_the_default_is_that_of_the_results_page() -> None:
     result = find_result("tinyimagenet200_64px", "deit_tiny_patch16_224", "all", "default, without crops")[0]
     assert f"| {result} (three orders) |" in PAGE

@@ -218,3 +218,34 @@ def test_numbers_of_projections_are_those_of_the_log() -> None:
         assert line.startswith(f"{names[data]}, {BACKBONES[backbone]}, ")
         assert f"last {blocks.split()[-1] if blocks != 'last' else 1} blocks" in line
         assert cells == re.findall(r": ([\d.]+)(?=,|$)", line.partition("predicted")[2])
+
+
+def test_5000_projections_cost_what_the_page_says() -> None:
+    def read_few_images(name: str, label: str) -> dict[tuple[str, int, int], float]:
+        lines = (ROOT / "results" / "accuracy" / name).read_text(encoding="utf-8").splitlines()
+        records = [record for record in map(json.loads, lines) if record["cell"]["label"] == label and record["cell"]["per_class"]]
+        own = [record for record in records if record["cell"]["backbone"] == "vit_mini_patch8_64"]
+        return {tuple(record["cell"][key] for key in ("dataset", "per_class", "seed")): record["ACC"] for record in own}
+
+    fewer, usual = (
+        read_few_images("earlier_defaults.jsonl", "default, 5,000 projections"),
+        read_few_images("comparison.jsonl", "default"),
+    )
+    assert fewer.keys() == usual.keys()
+    assert len(usual) == 45
+    costs = {key: usual[key] - fewer[key] for key in usual}
+    of_cars = [cost for (data, count, _), cost in costs.items() if data.startswith("stanford_cars") and count == 20]
+    text = f"cost {sum(costs.values()) / 45:.2f} points on average and {sum(of_cars) / 3:.2f} with twenty photos of Cars"
+    assert text in " ".join(PAGE.split())
+
+
+def test_one_image_is_that_of_the_log() -> None:
+    found: dict[str, list[float]] = {}
+    for record in read_log("one_image.jsonl"):
+        found.setdefault(record["cell"]["label"], []).append(record["ACC"])
+    means = {label: f"{sum(values) / len(values):.1f}" for label, values in found.items()}
+    shown = (
+        f"{means['default']}, RanPAC {means['RanPAC, 20 epochs']}, ridge regression on frozen features "
+        f"{means['ridge, frozen features']}, nearest class mean {means['nearest class mean']}."
+    )
+    assert shown in " ".join(PAGE.split())
