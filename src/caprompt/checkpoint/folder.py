@@ -233,6 +233,9 @@ def _map_checked_tensors(folder: Path, digest: str) -> dict[str, Tensor]:
     A file is never written to, only replaced, so that what is mapped does not change.
     """
     path = _find_file(folder, STATE)
+    if not _is_utf8(path):  # safetensors cannot open such a path
+        with _naming(folder, STATE):
+            return load_tensors(_read_checked_file(folder, STATE, digest))
     with path.open("rb") as file:
         found, buffer = hashlib.sha256(), bytearray(HASHED_BYTES)
         while count := file.readinto(buffer):
@@ -286,6 +289,15 @@ def _read_checked_config(folder: Path) -> dict[str, Any]:
     if not {CLASSES, METRICS, STATE} <= config["files"].keys() <= {CLASSES, METRICS, STATE, RECORDS}:
         raise ModelFolderError(f"'{folder}' is not a model of caprompt: its {CONFIG} lists other files")
     return config
+
+
+def _is_utf8(path: Path) -> bool:
+    """Return whether a path is text; the operating system allows any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _find_file(folder: Path, name: str) -> Path:

@@ -141,6 +141,7 @@ def test_learn_says_nothing_about_settings_that_were_given(tmp_path: Path, quick
 def test_ctrl_c_stops_cleanly_and_resume_gives_the_same_model(workspace: Path) -> None:
     write_squares(workspace / "many", ["blue", "cyan"], each=40)
     words = ["learn", "stopped", "many", "--backbone", "tiny.safetensors", "--set", "epochs=60", "--set", "length=4"]
+    words += ["--set", "projections=500"]
     process = subprocess.Popen(
         [sys.executable, "-m", "caprompt", *words], cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
