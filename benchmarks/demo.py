@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import ACCURACY, ROOT, save
+from compare import RANPAC
 
 from caprompt.data import load_dataset
 from caprompt.experiments.config import RunConfig
@@ -34,7 +35,7 @@ SAME_EFFORT = {"epochs": "auto", "batch_size": "auto"}
 JOINT = "CAPrompt, all classes at once"
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "CAPrompt": ("caprompt", {}),
-    "RanPAC, 20 epochs": ("ranpac", {"epochs": 20, "batch_size": 48, "learning_rate": 0.01, "projections": 2000}),
+    "RanPAC, 20 epochs": ("ranpac", {**RANPAC, "projections": 2000}),
     "ridge regression on frozen features": (
         "ranpac",
         {"adapt_first": False, "ridge_selection": "all-tasks", "projections": 2000},

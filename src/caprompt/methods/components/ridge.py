@@ -190,8 +190,8 @@ class RidgeHead(Head):
     def solve(self) -> Tensor:
         """Solve for the weights in float64, and return the Cholesky factor of the system (M, M).
 
-        If that fails, retry with lambda ten times as large. On a CPU, where it takes half the time and memory, the factor is in
-        float32 if the system allows it, and the weights are refined to the accuracy of float64.
+        If that fails, retry with lambda ten times as large. On a CPU, where that takes less time and memory, the factor is in
+        float32 if the system allows it, and the weights are corrected to the accuracy of float64.
         """
         if not self.gram.diagonal().isfinite().all():  # sums of squares: no other entry of G is larger than the largest of them
             raise InputError("the backbone's features of some images are not finite; use precision='bf16' or 'fp32'")
