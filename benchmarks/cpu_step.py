@@ -28,7 +28,8 @@ from _common import (
 )
 
 from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
-from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import TrainingStep, make_step
 from caprompt.methods.caprompt import CAPrompt
 
 TASKS = 3
@@ -54,9 +55,9 @@ def build_plain_step(method: CAPrompt) -> Callable[[], Any]:
     return step
 
 
-def build_package_step(method: CAPrompt) -> Callable[[], Any]:
-    """Build the step of the package."""
-    step = TrainingStep(method, build_optimizer(method))
+def build_package_step(method: CAPrompt, *, divided: bool = True) -> Callable[[], Any]:
+    """Build the step of the package, by threads that divide the batch or, as elsewhere, that divide every operation."""
+    step = (make_step if divided else TrainingStep)(method, build_optimizer(method))
     images, labels = make_batch(method, args.batch)
     return lambda: step(images, labels)
 
@@ -68,6 +69,7 @@ def main() -> None:
     steps = {
         "plain fp32, four passes": build_plain_step(build(torch.float32)),
         "package, fp32": build_package_step(build(torch.float32)),
+        "package, fp32, batch not divided": build_package_step(build(torch.float32), divided=False),
         "package, bf16": build_package_step(build(torch.bfloat16)),
     }
     if args.compiled:

@@ -42,7 +42,8 @@ from caprompt.data.images import decode
 from caprompt.data.jpeg import get_decoder
 from caprompt.data.prefetch import count_decode_threads
 from caprompt.engine.inputs import DECODE_FACTOR
-from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import TrainingStep
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.utils.cuda_graphs import capture
 

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from caprompt import ContinualClassifier
 from caprompt.data import Dataset, load_dataset
-from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import TrainingStep
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.utils.cuda_graphs import capture
 

@@ -23,7 +23,7 @@ from caprompt import ContinualClassifier
 from caprompt.callbacks.events import Consolidating, Event, StepEnded
 from caprompt.data import Dataset, load_dataset
 from caprompt.data.tasks import order_classes
-from caprompt.engine.trainer import get_trainable_parameters
+from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.experiments.config import build_run_config, load_preset_settings
 from caprompt.methods import get_method, list_methods
 from caprompt.reproduce.scales import format_backbone_title

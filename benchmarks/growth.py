@@ -17,7 +17,8 @@ from _common import BASE, ROOT, SPEED, build_caprompt, make_batch, median_second
 
 from caprompt.backbones.vit import ViTConfig
 from caprompt.engine.inference import Predictor
-from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import TrainingStep
 from caprompt.methods.components import alignment
 from caprompt.methods.components.alignment import ReplayOptions
 from caprompt.methods.components.heads import LinearHead

@@ -35,7 +35,8 @@ from _common import (
 )
 from torch import Tensor
 
-from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import TrainingStep
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.utils.cuda_graphs import CapturedFunction
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from caprompt.backbones.vit import Adaptation, Place, ViT, ViTConfig
 from caprompt.errors import InputError
+from caprompt.utils.threads import use_threads
 
 
 def images(count: int = 3, size: int = 16) -> Tensor:
@@ -380,3 +381,58 @@ def test_compiled_features_are_equal_up_to_rounding() -> None:
     compiled.set_compiled(True)
     for adaptation in (Adaptation(), AllHooks()):
         torch.testing.assert_close(compiled(images(), adaptation), plain(images(), adaptation), rtol=1e-4, atol=1e-5)
+
+
+# -- batches that threads divide -----------------------------------------------------------------------------------------------
+
+
+class CountingAdaptation(Adaptation):
+    """Adds nothing, and records the numbers of images that it sees."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor | None:
+        self.sizes.append(len(x))
+        return None
+
+
+class DivisibleAdaptation(CountingAdaptation):
+    def select(self, images: slice) -> Adaptation:
+        return self
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2])
+@pytest.mark.parametrize("count", [1, 7, 8, 33])
+def test_threads_compute_the_features_of_the_whole_batch(count: int, num_blocks: int) -> None:
+    vit = tiny_vit()
+    with torch.no_grad():
+        whole = vit(images(count), num_blocks=num_blocks)
+        with use_threads(2):
+            divided, of_stem = (vit(each, num_blocks=num_blocks) for each in (images(count), vit.stem(images(count))))
+    torch.testing.assert_close(divided, whole, rtol=0, atol=1e-5)
+    assert torch.equal(of_stem, divided)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(7, [7]), (20, [10, 10]), (36, [9, 9, 9, 9])])
+def test_parts_are_about_eight_images_for_each_thread(count: int, sizes: list[int]) -> None:
+    adaptation = DivisibleAdaptation()
+    with torch.no_grad(), use_threads(2):
+        tiny_vit()(images(count), adaptation)
+    assert sorted(adaptation.sizes) == sorted(sizes * TINY.depth)
+
+
+def test_a_batch_is_not_divided_for_gradients_or_for_an_adaptation_that_cannot_be() -> None:
+    vit, adaptation, divisible = tiny_vit(), CountingAdaptation(), DivisibleAdaptation()
+    with use_threads(2):
+        with torch.no_grad():
+            vit(images(20), adaptation)
+        vit(images(20), divisible)
+    assert adaptation.sizes == divisible.sizes == [20] * TINY.depth
+
+
+def test_repeated_images_are_divided_as_well() -> None:
+    vit = tiny_vit()
+    with torch.no_grad(), use_threads(2):
+        stem = vit.stem(images(8))
+        torch.testing.assert_close(vit(stem.repeat(2)), vit(stem).repeat(2, 1), rtol=0, atol=1e-5)

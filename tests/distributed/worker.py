@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from caprompt import ContinualClassifier
 from caprompt.callbacks.events import EpochEnded, Event
 from caprompt.distributed.processes import join_processes
-from caprompt.engine.trainer import SharedTrainingStep, TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import SharedTrainingStep, TrainingStep
 from caprompt.methods import build_method
 from caprompt.methods.base import Method
 from caprompt.testing.tiny import TINY, tiny_vit

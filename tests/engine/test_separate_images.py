@@ -11,6 +11,7 @@ from caprompt.engine.inference import Predictor
 from caprompt.engine.separate_images import is_small, predict_separately
 from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.options import Options
+from caprompt.utils.threads import use_threads
 
 NAMES = ["red", "green", "blue"]
 
@@ -29,16 +30,12 @@ def test_no_bit_depends_on_the_batch_or_the_threads(model: ContinualClassifier, 
     images = torch.randn(10, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     predictor = Predictor(model.method, 64)
     alone = torch.cat([predictor(image[None]).logits for image in images])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with use_threads(threads):
         for order in (torch.arange(10), torch.arange(10).flip(0)):
             for size in (1, 3, 7, 10):
                 together = torch.cat([predictor(images[part]).logits for part in order.split(size)])
                 assert torch.equal(together, alone[order])
         assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_products_of_a_batch_do_round_differently(model: ContinualClassifier) -> None:
@@ -76,14 +73,10 @@ def test_true_tasks_go_with_their_images(recorder: Recorder) -> None:
 
 
 def test_an_error_in_a_thread_is_raised(recorder: Recorder) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with use_threads(2):
         with pytest.raises(RuntimeError, match="broken"):
             predict_separately(recorder, torch.zeros(4, 3, 8, 8), None)
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_embedded_backbone_is_small(model: ContinualClassifier) -> None:

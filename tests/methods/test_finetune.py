@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers import TINY, equal_tensors, tiny_vit
 
-from caprompt.engine.trainer import build_optimizer, get_trainable_parameters
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.methods.finetune import FineTune, FineTuneOptions
 from caprompt.methods.options import Options
 

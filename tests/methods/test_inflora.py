@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.trainer import get_trainable_parameters
+from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.methods.inflora import InfLoRA, InfLoRAOptions, KeyValueUpdate, ProtectedSubspaces, find_missing_directions
 
 SIZE = TINY.image_size

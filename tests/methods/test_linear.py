@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from helpers import TINY, tiny_vit
 
-from caprompt.engine.trainer import get_trainable_parameters
+from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.methods.linear import Linear
 from caprompt.methods.templates import BaselineOptions
 

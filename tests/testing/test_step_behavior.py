@@ -43,6 +43,10 @@ def store_unsaved_tensor(method: LinearWithSideEffect, images: Tensor, labels: T
     method.last = images
 
 
+def decay_head(method: LinearWithSideEffect, images: Tensor, labels: Tensor) -> None:
+    method.head.weight.data *= 0.5
+
+
 class LinearWithSideEffect(Linear):
     """A linear head with a side effect in every training step."""
 
@@ -67,6 +71,7 @@ class LinearWithSideEffect(Linear):
         (replace_buffer, step_behavior.check_steps_update_in_place),
         (store_unsaved_tensor, step_behavior.check_steps_update_in_place),
         (store_images, step_behavior.check_memory_is_constant_across_steps),
+        (decay_head, step_behavior.check_threads_train_as_one_does),
     ],
 )
 def test_check_detects_the_side_effect(

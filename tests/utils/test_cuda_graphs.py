@@ -7,7 +7,8 @@ import torch
 from helpers import TINY, tiny_vit
 from torch import Tensor
 
-from caprompt.engine.trainer import TrainingStep, build_optimizer
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import TrainingStep
 from caprompt.methods import build_method
 from caprompt.methods.base import Method
 from caprompt.utils.cuda_graphs import CapturedFunction, capture

@@ -11,7 +11,8 @@ import torch
 from helpers import TINY, equal_tensors, tiny_vit
 from torch import Tensor, nn
 
-from caprompt.engine.trainer import build_optimizer, get_trainable_parameters
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.errors import InputError
 from caprompt.methods import build_method
 from caprompt.methods.base import Method

@@ -16,7 +16,7 @@ Shapes: B images, N tokens (class token, registers, patches), D width, H heads o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from caprompt.backbones.fused_block import can_fuse, run_fused_blocks
 from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
+from caprompt.utils.threads import map_single_threaded, split_evenly
 
 __all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig", "modulate"]
 
@@ -111,6 +112,10 @@ class Adaptation:
         Inputs are normalized.
         """
         return None
+
+    def select(self, images: slice) -> Adaptation | None:
+        """Return the adaptation for some images of the batch, or None if a pass over them must not be divided."""
+        return self if type(self) is Adaptation else None
 
 
 NO_ADAPTATION = Adaptation()
@@ -237,9 +242,16 @@ class Stem:
             return self
         return self._map(lambda part: part.repeat(self.times, 1, 1))
 
-    def select(self, rows: Tensor) -> Stem:
+    def select(self, rows: Tensor | slice) -> Stem:
         """Return some of the images, by their indices."""
         return self.materialize()._map(lambda part: part[rows])
+
+    @staticmethod
+    def join(parts: Sequence[Stem]) -> Stem:
+        """Return the images of several stems as one."""
+        first = [part.first for part in parts if part.first is not None]
+        joined = (torch.cat([each[0] for each in first]), torch.cat([each[1] for each in first])) if first else None
+        return Stem(torch.cat([part.tokens for part in parts]), joined, parts[0].patches)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Stem:
         """Apply a function of a batch to all parts."""
@@ -248,6 +260,7 @@ class Stem:
 
 
 COMPILED_METHODS = ("run_stem", "run_blocks")  # the methods that `set_compiled` compiles
+IMAGES_OF_THREAD, MIN_IMAGES_OF_THREAD = 8, 4  # that a thread computes at once on a CPU: about so many, and no fewer
 # A sum that two kernels read is stored once instead of being computed again in each.
 COMPILE_OPTIONS: dict[str, Any] = {"realize_reads_threshold": 1}
 
@@ -288,7 +301,20 @@ class ViT(nn.Module):
         index = -stem.patches - self.config.registers - 1
         # The fused blocks need no compiler; a compiled network is for training.
         run_blocks = partial(ViT.run_blocks, self) if can_fuse(stem.tokens) else self.run_blocks
-        return run_blocks(stem, adaptation, index=index, num_blocks=num_blocks)
+        run_blocks = partial(run_blocks, index=index, num_blocks=num_blocks)
+        slices = self.divide(len(stem.tokens) * stem.times)
+        parts = [(stem.select(each), adaptation.select(each)) for each in slices] if len(slices) > 1 else []
+        if not parts or parts[0][1] is None:
+            return run_blocks(stem, adaptation)
+        return torch.cat(map_single_threaded(lambda part: run_blocks(*part), parts))
+
+    def divide(self, num_images: int) -> list[slice]:
+        """Return parts of a batch that different threads compute: on a CPU, without gradients."""
+        threads = torch.get_num_threads()
+        if threads == 1 or self.cls_token.device.type != "cpu" or torch.is_grad_enabled() or self.is_compiled:
+            return [slice(0, num_images)]
+        rounds = max(1, round(num_images / (IMAGES_OF_THREAD * threads)))
+        return split_evenly(num_images, rounds * threads, MIN_IMAGES_OF_THREAD)
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
         """Return all tokens after the last norm: (B, 3, height, width), or a stem -> (B, N, D)."""
@@ -297,6 +323,13 @@ class ViT(nn.Module):
 
     def stem(self, images: Tensor) -> Stem:
         """Compute the stem of images (B, 3, height, width)."""
+        slices = self.divide(len(images))
+        if len(slices) > 1:
+            return Stem.join(map_single_threaded(lambda part: self._compute_stem(images[part]), slices))
+        return self._compute_stem(images)
+
+    def _compute_stem(self, images: Tensor) -> Stem:
+        """Compute the stem of images (B, 3, height, width) as one batch."""
         patches = (images.shape[2] // self.config.patch_size) * (images.shape[3] // self.config.patch_size)
         if can_fuse(self.cls_token):  # a fused block has no use for parts of itself
             return Stem(self.run_embedding(images), None, patches)
@@ -343,9 +376,14 @@ class ViT(nn.Module):
         first: Block = self.blocks[0]  # type: ignore[assignment]
         return all(type(layer) is nn.Linear for layer in (first.attn.qkv, first.attn.proj, first.mlp.fc1, first.mlp.fc2))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile is enabled."""
+        return COMPILED_METHODS[0] in vars(self)
+
     def set_compiled(self, enabled: bool) -> None:
         """Enable or disable torch.compile; it is worthwhile for many batches of the same size."""
-        if enabled == (COMPILED_METHODS[0] in vars(self)):
+        if enabled == self.is_compiled:
             return
         if enabled:
             renamed = hasattr(torch._dynamo.config, "recompile_limit")  # since torch 2.7

@@ -8,21 +8,16 @@ would make a single prediction wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
 from caprompt.backbones.vit import ViTConfig
 from caprompt.methods.base import Method, MethodOutput
+from caprompt.utils.threads import map_single_threaded
 
 __all__ = ["is_small", "predict_separately"]
 
 MAX_SMALL_MACS = 6e9  # multiplications of a forward pass, from which on one image keeps all threads busy: above ViT-S/16
-
-PredictOne = Callable[[int], MethodOutput]  # the index of an image -> its output, of one row
 
 
 def is_small(config: ViTConfig) -> bool:
@@ -46,29 +41,8 @@ def predict_separately(method: Method, images: Tensor, true_tasks: Tensor | None
             return method.predict(images[row], None if true_tasks is None else true_tasks[row])
 
     if is_small(method.vit.config):
-        outputs = _map_in_threads(predict_one, len(images), method.can_predict_in_threads)
+        outputs = map_single_threaded(predict_one, range(len(images)), several=method.can_predict_in_threads)
     else:
         outputs = [predict_one(index) for index in range(len(images))]
     logits, task_weights, passes = ([getattr(each, name) for each in outputs] for name in ("logits", "task_weights", "passes"))
     return MethodOutput(torch.cat(logits), torch.cat(task_weights), torch.cat(passes))
-
-
-def _map_in_threads(predict_one: PredictOne, count: int, several: bool) -> list[MethodOutput]:
-    """Predict each of `count` images on one thread; `several` at a time, as many as PyTorch would use threads."""
-    with _single_threaded() as threads:
-        workers = min(threads, count)
-        if workers <= 1 or not several:
-            return [predict_one(index) for index in range(count)]
-        with ThreadPoolExecutor(workers, "caprompt-predict", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(predict_one, range(count)))
-
-
-@contextmanager
-def _single_threaded() -> Iterator[int]:
-    """Let this thread compute alone within the context; yield the number of threads that it used before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)  # also the number of threads that are started later: the pool has set that to 1

@@ -1,4 +1,4 @@
-"""The training loop: optimizer, learning rate of the head, clipping, schedule; a new optimizer for every task.
+"""The training loop: optimizer, learning rate of the head, schedule; a new optimizer for every task.
 
 A callback receives an event for every step and epoch, and the caller may save after each epoch.
 Nothing here is random: the batches of an epoch come from the caller.
@@ -12,93 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from caprompt.callbacks.events import Callback, EpochEnded, StepEnded, ignore_event
-from caprompt.errors import CapromptError, InputError
+from caprompt.engine.training_step import get_trainable_parameters, make_step
+from caprompt.errors import CapromptError
 from caprompt.methods.base import Batches, Method
 from caprompt.methods.options import Options
-from caprompt.utils.communication import ALONE, Communicator, get_communicator
-from caprompt.utils.cuda_graphs import capture
+from caprompt.utils.communication import get_communicator
 from caprompt.utils.devices import has_triton
 from caprompt.utils.optimizers import load_optimizer_state, make_optimizer, set_learning_rates
 
-__all__ = [
-    "SharedTrainingStep",
-    "TrainingStep",
-    "build_optimizer",
-    "compute_learning_rate_factor",
-    "fit",
-    "get_trainable_parameters",
-    "is_worth_compiling",
-    "make_step",
-]
+__all__ = ["build_optimizer", "compute_learning_rate_factor", "fit", "is_worth_compiling"]
 
 #: Compilation saves about 0.11 ms an image with a ViT-B/16 on an H200 (docs/performance.md); at this number of images, 55 s.
 MIN_COMPILED_IMAGES = 500_000
-
-
-class TrainingStep:
-    """One step: the losses of a batch, their gradients, clipped, and the optimizer's update."""
-
-    def __init__(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
-        self.method = method
-        self.optimizer = optimizer
-        self.parameters = get_trainable_parameters(method)
-
-    def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Train on images (B, 3, S, S) and labels (B,); return the terms of the loss."""
-        losses = self.method.loss(images, labels)
-        self.optimizer.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()
-        if self.method.options.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.method.options.clip)
-        self.optimizer.step()
-        return {name: loss.detach() for name, loss in losses.items()}
-
-
-class SharedTrainingStep(TrainingStep):
-    """The same step by several processes: each computes the gradients of its share of a batch, and all apply their mean.
-
-    Weighted by the number of images, that mean is the gradient of the whole batch. Gradients, losses and that number travel as
-    one vector. What comes before and after the exchange is captured separately.
-    """
-
-    def __init__(self, method: Method, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-        super().__init__(method, optimizer)
-        self.communicator = communicator
-        captures = method.can_capture_step
-        self.compute = capture(self.compute_share, method.device) if captures else self.compute_share
-        self.update = capture(self.apply_gradients, method.device) if captures else self.apply_gradients
-        self.trained: list[nn.Parameter] = []  # that the losses depend on
-
-    def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Train on this process's share of a batch; return the terms of the loss of the whole batch."""
-        names, share = self.compute(images, labels)
-        total = share * len(images)
-        self.communicator.add_up(total)
-        mean = total / total[-1]
-        self.update(mean)
-        return dict(zip(names, mean[-1 - len(names) : -1], strict=True))
-
-    def compute_share(self, images: Tensor, labels: Tensor) -> tuple[list[str], Tensor]:
-        """Return the names of the losses, and a vector of all gradients, the losses, and 1."""
-        losses = self.method.loss(images, labels)
-        self.optimizer.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()
-        self.trained = [parameter for parameter in self.parameters if parameter.grad is not None]
-        gradients = [parameter.grad.flatten() for parameter in self.trained if parameter.grad is not None]
-        values = torch.stack([loss.detach() for loss in losses.values()])
-        return list(losses), torch.cat([*gradients, values.to(gradients[0]), gradients[0].new_ones(1)])
-
-    def apply_gradients(self, vector: Tensor) -> None:
-        """Update the parameters by the gradients of the whole batch."""
-        sizes = [parameter.numel() for parameter in self.trained]
-        for parameter, gradient in zip(self.trained, vector[: sum(sizes)].split(sizes), strict=True):
-            parameter.grad = gradient.view_as(parameter)
-        if self.method.options.clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.method.options.clip)
-        self.optimizer.step()
 
 
 def is_worth_compiling(num_images: int, device: torch.device) -> bool:
@@ -108,18 +36,6 @@ def is_worth_compiling(num_images: int, device: torch.device) -> bool:
     False
     """
     return num_images >= MIN_COMPILED_IMAGES and has_triton(device)  # which the compiled code is written in
-
-
-def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
-    """Return the training step, captured as a CUDA graph where device and method allow it."""
-    communicator = get_communicator()
-    if communicator is not ALONE:
-        reason = method.explain_indivisible()
-        if reason is not None and communicator.size > 1:
-            raise InputError(f"'{method.name}' cannot be trained by {communicator.size} processes: {reason}; use one")
-        return SharedTrainingStep(method, optimizer, communicator)
-    step = TrainingStep(method, optimizer)
-    return capture(step, method.device) if method.can_capture_step else step
 
 
 def fit(
@@ -172,11 +88,6 @@ def _start(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """Return an iterator over batches, the first of which is prepared at once."""
     iterator = iter(batches)
     return chain(list(islice(iterator, 1)), iterator)
-
-
-def get_trainable_parameters(method: Method) -> list[nn.Parameter]:
-    """Return the parameters that are trained in the current task."""
-    return [parameter for parameter in method.parameters() if parameter.requires_grad]
 
 
 def build_optimizer(method: Method) -> torch.optim.Optimizer:

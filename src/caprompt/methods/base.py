@@ -79,6 +79,9 @@ class Method(nn.Module, ABC):
     #: Whether all training steps of a task run the same kernels on the same tensors, so that one
     #: can be captured as a CUDA graph.
     can_capture_step: ClassVar[bool] = True
+    #: Whether `loss` may run in several threads at once, on parts of a batch, where `explain_indivisible` allows it: it must not
+    #: change the method, nor draw random numbers.
+    can_train_in_threads: ClassVar[bool] = False
     #: Options that make the method quick on a tiny ViT, used by `caprompt.testing`.
     check_options: ClassVar[Mapping[str, Any]] = MappingProxyType({"epochs": 2, "batch_size": 4})
     #: Option settings that `caprompt.testing` tries besides the defaults.

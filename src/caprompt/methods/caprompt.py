@@ -275,6 +275,7 @@ class CAPrompt(Method):
 
     summary = "task prompts mixed per image, weights refined in cycles (AAAI 2025)"
     options_class = CAPromptOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**Method.check_options, "length": 4, "align_epochs": 3, "projections": 100}
     check_variants: ClassVar = (
         {"cycles": "auto"},

@@ -57,6 +57,7 @@ class CODAPrompt(OwnTaskMethod):
 
     summary = "prompts composed of components by attention, some added per task (CVPR 2023)"
     options_class = CODAPromptOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
     check_variants: ClassVar = ({"orthogonality": 0.1},)
     options: CODAPromptOptions

@@ -54,6 +54,7 @@ class DualPrompt(SelectedPromptMethod):
 
     summary = "a general prompt and one per task, selected per image by its key (ECCV 2022)"
     options_class = DualPromptOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**SelectedPromptMethod.check_options, "length": 4}
     check_variants: ClassVar = ({"general_layers": 0},)
     options: DualPromptOptions

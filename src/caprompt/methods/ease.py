@@ -102,6 +102,7 @@ class Ease(DirectMethod):
 
     summary = "an adapter per task, class means in every adapter's subspace, synthesized for old classes (CVPR 2024)"
     options_class = EaseOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**DirectMethod.check_options, "bottleneck": 4}
     check_variants: ClassVar = (
         {"alpha": 0.0},

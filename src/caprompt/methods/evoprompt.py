@@ -152,6 +152,7 @@ class EvoPrompt(OwnTaskMethod):
 
     summary = "prompts generated from the image, generators fused by optimal transport after a task (AAAI 2024)"
     options_class = EvoPromptOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
     check_variants: ClassVar = ({"alpha": 0.0}, {"importance": "scaled"})
     options: EvoPromptOptions

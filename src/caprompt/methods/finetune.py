@@ -40,6 +40,7 @@ class FineTune(Baseline):
 
     summary = "the whole network fine-tuned task after task (lower bound; with joint training the upper bound)"
     options_class = FineTuneOptions
+    can_train_in_threads = True
     options: FineTuneOptions
 
     def __init__(self, vit: ViT, options: FineTuneOptions) -> None:

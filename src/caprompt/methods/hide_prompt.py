@@ -125,6 +125,7 @@ class HiDePrompt(SelectedPromptMethod):
 
     summary = "a prompt per task, the task predicted by a classifier on un-prompted features (NeurIPS 2023)"
     options_class = HiDePromptOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**SelectedPromptMethod.check_options, "length": 4, "align_epochs": 3}
     check_variants: ClassVar = ({"replay": "covariance"},)
     options: HiDePromptOptions

@@ -146,6 +146,9 @@ class KeyValueUpdate(Adaptation):
         update = F.linear(x, merged) + F.linear(F.linear(x, down), up)  # (B, N, D) -> (B, N, 2 D)
         return F.pad(update, (x.shape[2], 0))  # queries are not changed
 
+    def select(self, images: slice) -> KeyValueUpdate | None:
+        return self
+
 
 class InputMomentRecorder(KeyValueUpdate):
     """The same update, which also sums G = x xᵀ over all input tokens of each layer.
@@ -162,6 +165,9 @@ class InputMomentRecorder(KeyValueUpdate):
         self.sums[layer] += tokens.T @ tokens
         return super().qkv(layer, x)
 
+    def select(self, images: slice) -> None:
+        return None  # threads would add to the same sums
+
 
 @register("inflora")
 class InfLoRA(OwnTaskMethod):
@@ -169,6 +175,7 @@ class InfLoRA(OwnTaskMethod):
 
     summary = "low-rank updates of keys and values outside old tasks' inputs (CVPR 2024)"
     options_class = InfLoRAOptions
+    can_train_in_threads = True
     check_variants: ClassVar = ({"planned_tasks": 0},)
     options: InfLoRAOptions
     feature_statistics: ClassVar = ("down",)  # principal directions of the inputs

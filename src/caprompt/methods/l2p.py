@@ -58,6 +58,7 @@ class L2P(OwnTaskMethod):
 
     summary = "a pool of prompts selected per image by learned keys (CVPR 2022)"
     options_class = L2POptions
+    can_train_in_threads = True
     check_options: ClassVar = {**OwnTaskMethod.check_options, "length": 4}
     options: L2POptions
 

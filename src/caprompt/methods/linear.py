@@ -23,6 +23,7 @@ class Linear(Baseline):
 
     summary = "a linear head on the frozen backbone, nothing else is trained (reference)"
     options_class = BaselineOptions
+    can_train_in_threads = True
 
     def logits(self, images: Tensor) -> Tensor:
         """Apply the head to the features of the frozen backbone: (B, C)."""

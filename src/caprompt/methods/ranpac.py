@@ -102,6 +102,7 @@ class RanPAC(DirectMethod):
 
     summary = "ridge regression on random projections, an adapter for the first task (NeurIPS 2023)"
     options_class = RanPACOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**DirectMethod.check_options, "projections": 100, "bottleneck": 4}
     check_variants: ClassVar = (
         {"adapt_first": False},

@@ -37,6 +37,7 @@ class SequentialPrompt(Baseline):
 
     summary = "one prompt and the head, fine-tuned task after task (lower bound)"
     options_class = SequentialPromptOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**Baseline.check_options, "length": 4}
     options: SequentialPromptOptions
 

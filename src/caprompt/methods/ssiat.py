@@ -61,6 +61,7 @@ class Ssiat(DirectMethod):
 
     summary = "one shared adapter, class statistics corrected for its drift, unified cosine head (CVPR 2024)"
     options_class = SsiatOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**DirectMethod.check_options, "align_epochs": 3, "bottleneck": 4}
     check_variants: ClassVar = ({"margin": 0.2},)
     options: SsiatOptions

@@ -71,6 +71,7 @@ class Tuna(Method):
 
     summary = "an adapter per task, chosen by entropy, and a universal one fused from all (ICCV 2025)"
     options_class = TunaOptions
+    can_train_in_threads = True
     check_options: ClassVar = {**Method.check_options, "bottleneck": 4, "align_epochs": 3}
     check_variants: ClassVar = ({"overlap": 0.0, "shrink": False}, {"margin": 0.2})
     options: TunaOptions

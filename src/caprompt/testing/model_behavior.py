@@ -18,8 +18,9 @@ from caprompt.classifier import ContinualClassifier
 from caprompt.data.sources import read_images
 from caprompt.engine.inference import Predictor
 from caprompt.engine.inputs import InputPipeline
-from caprompt.engine.trainer import get_trainable_parameters
+from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.testing.tiny import square, squares
+from caprompt.utils.threads import use_threads
 
 __all__ = ["ModelFactory", "equal_tensors"]
 
@@ -145,12 +146,8 @@ def check_one_image_equals_many(make: ModelFactory) -> None:
     """`predict_one` gives what `predict` gives for the same image among others, on a CPU bit by bit and from several threads."""
     model = _train(make)
     images, _ = squares(FIRST, start=700)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with use_threads(3):
         together = model.predict(images)
-    finally:
-        torch.set_num_threads(threads)
     for one, many in zip((model.predict_one(image) for image in images), together, strict=True):
         assert one.label == many.label
         assert abs(one.score - many.score) < 1e-5

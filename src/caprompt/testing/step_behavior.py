@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from caprompt.engine.trainer import TrainingStep, build_optimizer, make_step
+from caprompt.engine.trainer import build_optimizer
+from caprompt.engine.training_step import ThreadedTrainingStep, TrainingStep, make_step
 from caprompt.methods.base import Method
 from caprompt.testing.model_behavior import ModelFactory
+from caprompt.utils.threads import use_threads
 
 __all__: list[str] = []
 
@@ -83,6 +85,21 @@ def check_memory_is_constant_across_steps(make: ModelFactory) -> None:
     assert alive[0] == alive[1], f"tensors and bytes after 3 and 10 steps: {alive}"
 
 
+def check_threads_train_as_one_does(make: ModelFactory) -> None:
+    """On a CPU, a step that threads divide gives the losses and parameters of the whole one, where a method allows that."""
+    for variant in ({}, *make().method.check_variants):
+        whole, divided = (_begin_training(make, **variant, optimizer="sgd") for _ in range(2))
+        if whole is None or divided is None or not whole.can_train_in_threads or whole.explain_indivisible() is not None:
+            continue
+        batch = _make_batch(whole, 0, size=11)
+        expected = TrainingStep(whole, build_optimizer(whole))(*batch)
+        with use_threads(2):
+            losses = ThreadedTrainingStep(divided, build_optimizer(divided))(*batch)
+        torch.testing.assert_close(losses, expected)
+        for name, parameter in whole.named_parameters():
+            torch.testing.assert_close(divided.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
+
+
 def check_captured_steps_equal_eager_steps(make: ModelFactory) -> None:
     """On a GPU, captured steps give the same losses and parameters as eager ones."""
     eager, captured = (_begin_training(make, device="cuda", precision="fp32", optimizer="sgd") for _ in range(2))
@@ -113,11 +130,11 @@ def _begin_training(make: ModelFactory, **options: object) -> Method | None:
     return None
 
 
-def _make_batch(method: Method, number: int) -> tuple[Tensor, Tensor]:
-    """Return three random images (3, 3, S, S) with labels (3,) of the newest task's classes."""
+def _make_batch(method: Method, number: int, size: int = 3) -> tuple[Tensor, Tensor]:
+    """Return so many random images (B, 3, S, S) with labels (B,) of the newest task's classes."""
     generator, side = torch.Generator().manual_seed(number), method.vit.config.image_size
-    images = torch.randn(3, 3, side, side, generator=generator)
-    labels = torch.randint(method.num_known_classes, method.num_classes, (3,), generator=generator)
+    images = torch.randn(size, 3, side, side, generator=generator)
+    labels = torch.randint(method.num_known_classes, method.num_classes, (size,), generator=generator)
     return images.to(method.device), labels.to(method.device)
 
 

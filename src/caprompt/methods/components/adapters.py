@@ -72,3 +72,6 @@ class Branches(Adaptation):
             self.layers = self.adapter.cast_layers(x.dtype)  # cast once for all layers
         down, down_bias, up, up_bias = self.layers[layer]
         return F.linear(F.relu(F.linear(x, down, down_bias)), up, up_bias)
+
+    def select(self, images: slice) -> Branches:
+        return self  # the same for all images

@@ -9,6 +9,7 @@ Shapes: L prompted layers, B images, n rows of keys (and as many of values), D w
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
@@ -70,6 +71,11 @@ class Prefix(Adaptation):
     def count_prefix_rows(self, layer: int) -> int | None:
         return self.rows[0].shape[1] if layer in self.slot else 0
 
+    def select(self, images: slice) -> Prefix:
+        part = copy.copy(self)
+        part.rows = tuple(rows[images] for rows in self.rows)
+        return part
+
 
 class ModulatedPrefix(Prefix):
     """Prefix rows, and a scale and a shift of every input and output of a block's attention and MLP.
@@ -89,6 +95,12 @@ class ModulatedPrefix(Prefix):
             return None
         slot = 2 * (len(PLACES) * self.slot[layer] + PLACES.index(place))
         return self.modulations[slot], self.modulations[slot + 1]
+
+    def select(self, images: slice) -> Prefix:
+        part = super().select(images)
+        assert isinstance(part, ModulatedPrefix)
+        part.modulations = tuple(each[images] for each in self.modulations)
+        return part
 
 
 def resolve_layers(config: ViTConfig, options: PrefixOptions) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from caprompt.utils.threads import map_on_device
+
 __all__ = ["SHARES", "compute_kernel", "compute_left_out_errors", "find_lowest", "list_candidates", "select_num_blocks"]
 
 SHARES = (6, 3, 2)  # a sixth, a third, or half of the blocks
@@ -44,15 +46,13 @@ def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidate
     tells = counts[labels] > 1
     if int((counts > 1).sum()) < 2:
         return candidates[0]
-    products = torch.zeros(len(labels), len(labels), dtype=torch.float64, device=blocks.device)
-    errors: list[Tensor] = []
-    added = 0
-    for count in candidates:
-        for block in range(added, count):
-            tokens = blocks[:, -1 - block].double()
-            products += tokens @ tokens.T
-        added = count
-        errors.append(compute_left_out_errors(products, labels, strength)[tells])
+    tokens = blocks.double().flip(1).unbind(1)  # (n, D) each, the last block first
+    products = torch.stack([each @ each.T for each in tokens[: candidates[-1]]]).cumsum(dim=0)  # of one block, of two, ...
+
+    def compute_errors(count: int) -> Tensor:
+        return compute_left_out_errors(products[count - 1], labels, strength)[tells]
+
+    errors = map_on_device(compute_errors, candidates, blocks.device)
     return candidates[-1 - find_lowest(errors[::-1])]
 
 

@@ -13,11 +13,13 @@ the passes over them. They are so much alike that together they say little more 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from caprompt.methods.components.readout import compute_left_out_errors
+from caprompt.utils.threads import map_on_device
 
 __all__ = ["STRENGTHS", "USUAL", "choose_images", "make_evidence", "select_strength"]
 
@@ -53,7 +55,8 @@ def make_evidence(views: Sequence[Tensor], labels: Tensor) -> Tensor:
     """
     rows = torch.cat(list(views)).double()
     products = rows @ rows.T
-    errors = torch.stack([compute_left_out_errors(products, labels, each, len(views)) for each in STRENGTHS])  # (S, n)
+    compute = partial(compute_left_out_errors, products, labels, num_views=len(views))
+    errors = torch.stack(map_on_device(compute, STRENGTHS, products.device))  # (S, n)
     gains = errors[STRENGTHS.index(USUAL)] - errors
     return torch.stack([gains.sum(dim=1), gains.square().sum(dim=1), torch.full_like(gains[:, 0], len(labels))])
 

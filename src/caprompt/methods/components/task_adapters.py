@@ -97,6 +97,9 @@ class SharedBranches(Adaptation):
         down, down_bias, up, up_bias = self.layers[layer]
         return F.linear(F.relu(F.linear(x, down, down_bias)), up, up_bias)
 
+    def select(self, images: slice) -> SharedBranches:
+        return self
+
 
 class SelectedBranches(Adaptation):
     """An adapter for each image during one forward pass, in the dtype of that pass."""

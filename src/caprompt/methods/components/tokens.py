@@ -27,3 +27,6 @@ class Tokens(Adaptation):
 
     def tokens(self, layer: int, x: Tensor) -> Tensor | None:
         return self.rows[self.slot[layer]] if layer in self.slot else None
+
+    def select(self, images: slice) -> Tokens:
+        return Tokens(self.rows[:, images], list(self.slot))
