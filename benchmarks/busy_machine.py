@@ -75,7 +75,7 @@ def measure(time_one: Callable[[str, float | None], float], policy: str, rounds:
 
 def main() -> None:
     """Measure both ways of waiting and the control, print, write."""
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     result = {
         "cores": cores,
         "processes": args.processes,
