@@ -31,7 +31,7 @@ from caprompt.backbones.fused_block import can_fuse, run_fused_blocks
 from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
-from caprompt.utils.threads import map_single_threaded, split_evenly
+from caprompt.utils.threads import count_workers, map_parts, split_evenly
 
 __all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig", "modulate"]
 
@@ -306,15 +306,15 @@ class ViT(nn.Module):
         parts = [(stem.select(each), adaptation.select(each)) for each in slices] if len(slices) > 1 else []
         if not parts or parts[0][1] is None:
             return run_blocks(stem, adaptation)
-        return torch.cat(map_single_threaded(lambda part: run_blocks(*part), parts))
+        return torch.cat(map_parts(lambda part: run_blocks(*part), parts))
 
     def divide(self, num_images: int) -> list[slice]:
         """Return parts of a batch that different threads compute: on a CPU, without gradients."""
-        threads = torch.get_num_threads()
-        if threads == 1 or self.cls_token.device.type != "cpu" or torch.is_grad_enabled() or self.is_compiled:
+        workers = count_workers()
+        if workers == 1 or self.cls_token.device.type != "cpu" or torch.is_grad_enabled() or self.is_compiled:
             return [slice(0, num_images)]
-        rounds = max(1, round(num_images / (IMAGES_OF_THREAD * threads)))
-        return split_evenly(num_images, rounds * threads, MIN_IMAGES_OF_THREAD)
+        rounds = max(1, round(num_images / (IMAGES_OF_THREAD * workers)))
+        return split_evenly(num_images, rounds * workers, MIN_IMAGES_OF_THREAD)
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
         """Return all tokens after the last norm: (B, 3, height, width), or a stem -> (B, N, D)."""
@@ -325,7 +325,7 @@ class ViT(nn.Module):
         """Compute the stem of images (B, 3, height, width)."""
         slices = self.divide(len(images))
         if len(slices) > 1:
-            return Stem.join(map_single_threaded(lambda part: self._compute_stem(images[part]), slices))
+            return Stem.join(map_parts(lambda part: self._compute_stem(images[part]), slices))
         return self._compute_stem(images)
 
     def _compute_stem(self, images: Tensor) -> Stem:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from caprompt.backbones.vit import ViTConfig
 from caprompt.methods.base import Method, MethodOutput
-from caprompt.utils.threads import map_single_threaded
+from caprompt.utils.threads import map_in_threads
 
 __all__ = ["is_small", "predict_separately"]
 
@@ -41,7 +41,8 @@ def predict_separately(method: Method, images: Tensor, true_tasks: Tensor | None
             return method.predict(images[row], None if true_tasks is None else true_tasks[row])
 
     if is_small(method.vit.config):
-        outputs = map_single_threaded(predict_one, range(len(images)), several=method.can_predict_in_threads)
+        workers = torch.get_num_threads() if method.can_predict_in_threads else 1
+        outputs = map_in_threads(predict_one, range(len(images)), workers)
     else:
         outputs = [predict_one(index) for index in range(len(images))]
     logits, task_weights, passes = ([getattr(each, name) for each in outputs] for name in ("logits", "task_weights", "passes"))

@@ -11,7 +11,7 @@ from caprompt.errors import InputError
 from caprompt.methods.base import Method
 from caprompt.utils.communication import ALONE, Communicator, get_communicator
 from caprompt.utils.cuda_graphs import capture
-from caprompt.utils.threads import map_single_threaded, split_evenly, use_threads
+from caprompt.utils.threads import count_workers, map_parts, split_evenly, use_threads
 
 __all__ = [
     "DividedTrainingStep",
@@ -106,10 +106,10 @@ class ThreadedTrainingStep(DividedTrainingStep):
 
     def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Train on images (B, 3, S, S) and labels (B,); return the terms of the loss."""
-        parts = split_evenly(len(images), torch.get_num_threads(), MIN_IMAGES_OF_THREAD)
+        parts = split_evenly(len(images), count_workers(), MIN_IMAGES_OF_THREAD)
         if len(parts) == 1:
             return super().__call__(images, labels)
-        shares = map_single_threaded(lambda part: self.compute_share(images[part], labels[part]), parts)
+        shares = map_parts(lambda part: self.compute_share(images[part], labels[part]), parts)
         with use_threads(1):  # so little is left to compute that threads would only wait for each other
             total = torch.stack([share * (part.stop - part.start) for (_, share), part in zip(shares, parts, strict=True)]).sum(
                 dim=0

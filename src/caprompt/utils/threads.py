@@ -1,13 +1,15 @@
-"""Threads that compute independent parts of the work on a CPU, each alone.
+"""Threads that compute independent parts of the work on a CPU.
 
 PyTorch divides every operation among its threads, which wait for each other after each of them, thousands of times a second. That
 takes time, the more so beside other busy processes, where a thread that is waited for may not be running. Threads with images of
-their own wait once.
+their own wait once. More than a few of these wait for Python's lock instead; where there are more cores, each of them lets PyTorch
+divide its operations among some (docs/performance.md).
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,31 +20,52 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["map_on_device", "map_single_threaded", "split_evenly", "use_threads"]
+__all__ = ["count_workers", "map_in_threads", "map_on_device", "map_parts", "split_evenly", "use_threads"]
+
+MAX_WORKERS = 4  # with images of their own
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_local = threading.local()  # `is_worker`: whether a thread computes a part of such work
 
-def map_single_threaded(function: Callable[[Item], Result], items: Sequence[Item], *, several: bool = True) -> list[Result]:
-    """Apply a function to items, each on one thread; `several` at a time, as many as PyTorch would use threads.
 
-    Gradients are computed where they are in the calling thread, which takes part in the work.
+def count_workers() -> int:
+    """Return how many threads to give images of their own: a few, which use all cores if each of them uses as many others."""
+    threads = torch.get_num_threads()
+    return max(range(min(threads, 2), min(threads, MAX_WORKERS) + 1), key=lambda count: (threads - threads % count, count))
+
+
+def map_parts(function: Callable[[Item], Result], parts: Sequence[Item]) -> list[Result]:
+    """Apply a function to parts of a batch, by a few threads that share the cores among them."""
+    workers = max(1, min(count_workers(), len(parts)))
+    return map_in_threads(function, parts, workers, torch.get_num_threads() // workers)
+
+
+def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item], workers: int, threads_each: int = 1) -> list[Result]:
+    """Apply a function to items by threads, the calling one among them, each of which lets PyTorch use `threads_each`.
+
+    Gradients are computed where they are in the calling thread.
     """
+    if getattr(_local, "is_worker", False):
+        return [function(item) for item in items]  # all threads have their work already
     computes_gradients, waiting, results = torch.is_grad_enabled(), deque(range(len(items))), dict[int, Result]()
 
     def work() -> None:
-        with torch.set_grad_enabled(computes_gradients):
-            try:
+        _local.is_worker = True
+        try:
+            with torch.set_grad_enabled(computes_gradients):
                 for position in _take(waiting):
                     results[position] = function(items[position])
-            except BaseException:
-                waiting.clear()  # so that the others end, too
-                raise
+        except BaseException:
+            waiting.clear()  # so that the others end, too
+            raise
+        finally:
+            _local.is_worker = False
 
-    with use_threads(1) as threads:
-        helpers = min(threads, len(items)) - 1 if several else 0
-        futures = [_get_pool(threads - 1).submit(work) for _ in range(helpers)]
+    with use_threads(threads_each):
+        helpers = min(workers, len(items)) - 1
+        futures = [_get_pool(workers - 1, threads_each).submit(work) for _ in range(helpers)]
         work()
         for future in futures:
             if not future.cancel():  # it can be if the pool was busy with other work
@@ -62,7 +85,9 @@ def _take(waiting: deque[int]) -> Iterator[int]:
 
 def map_on_device(function: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> list[Result]:
     """Apply a function that computes on a device to items: on a CPU each on one thread, on a GPU one after the other."""
-    return map_single_threaded(function, items) if device.type == "cpu" else [function(item) for item in items]
+    if device.type != "cpu":
+        return [function(item) for item in items]
+    return map_in_threads(function, items, torch.get_num_threads())
 
 
 def split_evenly(count: int, max_parts: int, min_size: int) -> list[slice]:
@@ -82,9 +107,9 @@ def split_evenly(count: int, max_parts: int, min_size: int) -> list[slice]:
 
 
 @cache
-def _get_pool(threads: int) -> ThreadPoolExecutor:
+def _get_pool(workers: int, threads_each: int) -> ThreadPoolExecutor:
     """Return the pool of so many threads. It is kept: new threads would first have to get memory for their results."""
-    return ThreadPoolExecutor(threads, "caprompt-compute", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(workers, "caprompt-compute", initializer=torch.set_num_threads, initargs=(threads_each,))
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -99,4 +124,4 @@ def use_threads(count: int) -> Iterator[int]:
     try:
         yield threads
     finally:
-        torch.set_num_threads(threads)  # also the number for threads that are started later: the pool has set that to 1
+        torch.set_num_threads(threads)  # also the number for threads that are started later: the pool has changed that
