@@ -197,6 +197,17 @@ def format_busy_machine(result: dict[str, Any]) -> str:
     )
 
 
+def format_cpu_threads(result: dict[str, Any]) -> str:
+    """Return the milliseconds of a training step by the number of threads with images of their own."""
+    numbers = list(result["rows"][0]["seconds"])
+    heads = ["busy processes", "batch", *(f"{number} x {result['threads'] // int(number)}, ms" for number in numbers)]
+    rows = [
+        [str(row["processes"]), str(row["batch"]), *(f"{1e3 * row['seconds'][number]:.0f}" for number in numbers)]
+        for row in result["rows"]
+    ]
+    return format_table(heads, rows)
+
+
 def format_rendering(result: dict[str, Any]) -> str:
     """Return the times of rendering batches of views, by separate operations and by two kernels."""
     rows = [
@@ -232,6 +243,9 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "sums": format_sums,
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
+    "busy_machine_8": format_busy_machine,
+    "cpu_threads": format_cpu_threads,
+    "cpu_threads_8": format_cpu_threads,
     "invariance": format_invariance,
     "invariance_cpu": format_invariance,
     "precision": format_precision,

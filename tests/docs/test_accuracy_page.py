@@ -104,7 +104,7 @@ def test_searched_rows_of_cifar100_are_those_of_the_results_page() -> None:
 
 
 def test_rows_of_cifar100_with_authors_settings_are_those_of_the_results_page() -> None:
-    section = PAGE.partition("## CIFAR-100 and Tiny-ImageNet")[2].partition("\nThe other methods")[2].partition("\nMoAL was")[0]
+    section = PAGE.partition("## CIFAR-100 and Tiny-ImageNet")[2].partition("\nThe other methods")[2].partition("\nSo MoAL")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     for label, *figures in rows:
         assert tuple(figures) == find_result("cifar100", "deit_tiny_patch16_224", "all", ROW_NAMES[label])
