@@ -1,7 +1,6 @@
 """The training step on a CPU by the number of threads with images of their own, alone and beside ten processes that never rest.
 
-    python benchmarks/cpu_threads.py                 # all cores, prints a table, writes results/speed/cpu_threads.json
-    taskset -c 0-7 python benchmarks/cpu_threads.py --name cpu_threads_8
+    python benchmarks/cpu_threads.py                 # prints a table, writes results/speed/cpu_threads.json
 
 Of N cores, W workers have a part of each batch, and each lets PyTorch divide its operations among N / W threads; with one worker,
 every operation is divided among all. The default's own step, embedded backbone; W = 1, 2, 4, ... in turn, means of some steps each.
@@ -46,10 +45,8 @@ def time_steps(step: Callable[[torch.Tensor, torch.Tensor], Any], size: int, wor
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(size, 3, 64, 64, generator=generator), torch.arange(size) % CLASSES
     minimum = size if workers == 1 else 1  # of images of a worker: with all of them, the batch is not divided
-    with (
-        mock.patch("caprompt.utils.threads.MAX_WORKERS", workers),
-        mock.patch("caprompt.engine.training_step.MIN_IMAGES_OF_THREAD", minimum),
-    ):
+    most = mock.patch("caprompt.utils.threads.MAX_WORKERS", max(2, workers))
+    with most, mock.patch("caprompt.engine.training_step.MIN_IMAGES_OF_THREAD", minimum):
         step(images, labels)
         step(images, labels)
         start = time.perf_counter()
@@ -73,13 +70,12 @@ def main() -> None:
                 print(rows[-1], flush=True)
     result = {"threads": threads, "steps": args.steps, "rows": rows}
     print_table("cpu_threads", result)
-    save(args.name, result, args.out)
+    save("cpu_threads", result, args.out)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--name", default="cpu_threads")
     parser.add_argument("--out", type=Path, default=SPEED)
     args = parser.parse_args()
     main()

@@ -2,8 +2,8 @@
 
 PyTorch divides every operation among its threads, which wait for each other after each of them, thousands of times a second. That
 takes time, the more so beside other busy processes, where a thread that is waited for may not be running. Threads with images of
-their own wait once. More than a few of these wait for Python's lock instead; where there are more cores, each of them lets PyTorch
-divide its operations among some (docs/performance.md).
+their own wait once. More than a few of these would wait for Python's lock instead; where there are more cores, each of them lets
+PyTorch divide its operations among some. `benchmarks/cpu_threads.py` compares the numbers.
 """
 
 from __future__ import annotations
