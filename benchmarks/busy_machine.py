@@ -1,6 +1,7 @@
 """What other programs on the same cores cost: `caprompt run` alone, and beside ten processes that never rest.
 
     python benchmarks/busy_machine.py        # prints seconds and their ratio, writes results/speed/busy_machine.json
+    python benchmarks/busy_machine.py --demo --rounds 1      # `make demo` instead of a small run, writes busy_demo.json
 
 Every core is shared fairly, so that with P other processes on N cores a run on N threads gets N / (N + P) of them: it should take
 about (N + P) / N times as long, and no more. PyTorch's threads wait for each other many times a second, and how they wait decides
@@ -25,7 +26,8 @@ from typing import Any
 
 from _common import SPEED, print_table, save
 
-RUN = ("run", "--dataset", "digits", "--set", "per_class=10", "--set", "epochs=2", "--tasks", "2", "--device", "cpu")
+SMALL_RUN = ("run", "--dataset", "digits", "--set", "per_class=10", "--set", "epochs=2", "--tasks", "2", "--device", "cpu")
+DEMO = ("run", "--device", "cpu")  # what `make demo` runs
 ASLEEP, SPINNING = "PASSIVE", "ACTIVE"
 CONTROL = "for _ in range(150_000_000): pass"  # some seconds
 
@@ -53,7 +55,8 @@ def time_command(command: Sequence[str], policy: str, limit: float | None) -> fl
 def time_run(policy: str, limit: float | None) -> float:
     """Return the seconds that a run takes, or the limit."""
     with tempfile.TemporaryDirectory() as folder:
-        return time_command([sys.executable, "-m", "caprompt", *RUN, "--out", str(Path(folder) / "run")], policy, limit)
+        words = DEMO if args.demo else SMALL_RUN
+        return time_command([sys.executable, "-m", "caprompt", *words, "--out", str(Path(folder) / "run")], policy, limit)
 
 
 def time_control(policy: str, limit: float | None) -> float:
@@ -76,21 +79,25 @@ def measure(time_one: Callable[[str, float | None], float], policy: str, rounds:
 def main() -> None:
     """Measure both ways of waiting and the control, print, write."""
     cores = len(os.sched_getaffinity(0))
+    waiting = {"asleep": measure(time_run, ASLEEP, args.rounds)}
+    if not args.demo:
+        waiting["spinning"] = measure(time_run, SPINNING, 1)
     result = {
         "cores": cores,
         "processes": args.processes,
         "rounds": args.rounds,
         "in_proportion": (cores + args.processes) / cores,
         "in_proportion_one_thread": (1 + args.processes) / cores,
-        "waiting": {"asleep": measure(time_run, ASLEEP, args.rounds), "spinning": measure(time_run, SPINNING, 1)},
+        "waiting": waiting,
         "control": measure(time_control, ASLEEP, args.rounds),
     }
     print_table("busy_machine", result)
-    save("busy_machine", result, args.out)
+    save("busy_demo" if args.demo else "busy_machine", result, args.out)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", action="store_true", help="`make demo` instead of a small run, asleep only")
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=30, help="times the time alone, after which a run is ended")

@@ -189,9 +189,10 @@ def format_busy_machine(result: dict[str, Any]) -> str:
     for name, row in result["waiting"].items():
         more = "more than " if row["ended"] else ""
         rows.append([name, f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}", f"{more}{row['ratio']:.1f}"])
+    measured = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds (spinning: one)."
     return (
         f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
-        f"in proportion is a ratio of {result['in_proportion']:.1f}. Medians of {result['rounds']} rounds (spinning: one).\n"
+        f"in proportion is a ratio of {result['in_proportion']:.1f}. {measured}\n"
         f"A process of one thread that waits for nothing takes {result['control']['ratio']:.1f} times its time alone, where in "
         f"proportion is {result['in_proportion_one_thread']:.1f}."
     )
@@ -244,6 +245,7 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
     "busy_machine_8": format_busy_machine,
+    "busy_demo": format_busy_machine,
     "cpu_threads": format_cpu_threads,
     "invariance": format_invariance,
     "invariance_cpu": format_invariance,

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import TINY, tiny_vit
-from torch import Tensor
+from torch import Tensor, nn
 
 from caprompt.backbones.vit import Adaptation, Place, ViT, ViTConfig
 from caprompt.errors import InputError
+from caprompt.methods.components.adapters import Adapter, AdapterOptions
+from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix
+from caprompt.methods.components.task_adapters import TaskAdapters
+from caprompt.methods.components.tokens import Tokens
+from caprompt.methods.inflora import InputMomentRecorder, KeyValueUpdate
 from caprompt.utils.threads import use_threads
 
 
@@ -436,3 +442,74 @@ def test_repeated_images_are_divided_as_well() -> None:
     with torch.no_grad(), use_threads(2):
         stem = vit.stem(images(8))
         torch.testing.assert_close(vit(stem.repeat(2)), vit(stem).repeat(2, 1), rtol=0, atol=1e-5)
+
+
+BATCH, ROWS, RANK = 19, 3, 4
+LAYERS = tuple(range(TINY.depth))
+
+
+def draw_normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def make_adapter() -> Adaptation:
+    adapter = Adapter(TINY, AdapterOptions(bottleneck=RANK))
+    nn.init.normal_(adapter.up, generator=torch.Generator().manual_seed(0))
+    nn.init.normal_(adapter.down, generator=torch.Generator().manual_seed(1))
+    return adapter.branches()
+
+
+def make_task_adapter() -> Adaptation:
+    adapters = TaskAdapters(TINY, AdapterOptions(bottleneck=RANK))
+    adapters.begin_task(torch.Generator().manual_seed(0))
+    nn.init.normal_(adapters.up.newest, generator=torch.Generator().manual_seed(1))
+    return adapters.newest_branches()
+
+
+def make_update(kind: type[KeyValueUpdate] = KeyValueUpdate) -> KeyValueUpdate:
+    depth, width = TINY.depth, TINY.width
+    merged, down = draw_normal(depth, 2 * width, width) / width, draw_normal(depth, RANK, width) / width
+    return kind(merged, draw_normal(depth, 2 * width, RANK), down)
+
+
+ADAPTATIONS: dict[str, Callable[[], Adaptation]] = {
+    "prefix": lambda: Prefix(draw_normal(TINY.depth, 2, BATCH, ROWS, TINY.width), LAYERS),
+    "modulated prefix": lambda: ModulatedPrefix(draw_normal(TINY.depth, 2, BATCH, ROWS + len(PLACES), TINY.width), LAYERS, 0.1),
+    "tokens": lambda: Tokens(draw_normal(TINY.depth, BATCH, ROWS, TINY.width), LAYERS),
+    "adapter": make_adapter,
+    "task adapter": make_task_adapter,
+    "update of keys and values": make_update,
+}
+
+
+def extract_in_threads(vit: ViT, adaptation: Adaptation, threads: int) -> Tensor:
+    images = draw_normal(BATCH, 3, TINY.image_size, TINY.image_size)
+    with torch.no_grad(), use_threads(threads):
+        features: Tensor = vit(images, adaptation)
+    return features
+
+
+@pytest.mark.parametrize("name", ADAPTATIONS)
+def test_adaptations_are_divided_with_their_images(name: str) -> None:
+    vit, make = tiny_vit(), ADAPTATIONS[name]
+    assert make().select(slice(0, 4)) is not None
+    whole = extract_in_threads(vit, make(), threads=1)
+    torch.testing.assert_close(extract_in_threads(vit, make(), threads=2), whole, rtol=0, atol=1e-4)
+    assert not torch.allclose(extract_in_threads(vit, Adaptation(), threads=1), whole, atol=1e-2), "the adaptation changes nothing"
+
+
+def test_an_adaptation_that_adds_up_what_it_sees_is_not_divided() -> None:
+    vit, (one, two) = tiny_vit(), (make_update(InputMomentRecorder) for _ in range(2))
+    assert isinstance(one, InputMomentRecorder)
+    assert isinstance(two, InputMomentRecorder)
+    extract_in_threads(vit, one, threads=1)
+    extract_in_threads(vit, two, threads=2)
+    torch.testing.assert_close(one.sums, two.sums)
+
+
+def test_a_graph_with_any_number_of_images_can_be_exported_with_several_threads() -> None:
+    vit = tiny_vit().eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with torch.no_grad(), use_threads(2):
+        program = torch.export.export(vit, (images(20),), dynamic_shapes={"images": {0: batch}}, strict=False)
+        torch.testing.assert_close(program.module()(images(9)), vit(images(9)), rtol=0, atol=1e-5)

@@ -302,19 +302,22 @@ class ViT(nn.Module):
         # The fused blocks need no compiler; a compiled network is for training.
         run_blocks = partial(ViT.run_blocks, self) if can_fuse(stem.tokens) else self.run_blocks
         run_blocks = partial(run_blocks, index=index, num_blocks=num_blocks)
-        slices = self.divide(len(stem.tokens) * stem.times)
-        parts = [(stem.select(each), adaptation.select(each)) for each in slices] if len(slices) > 1 else []
+        slices = self.divide(stem.tokens, stem.times)
+        parts = [(stem.select(each), adaptation.select(each)) for each in slices]
         if not parts or parts[0][1] is None:
             return run_blocks(stem, adaptation)
         return torch.cat(map_parts(lambda part: run_blocks(*part), parts))
 
-    def divide(self, num_images: int) -> list[slice]:
-        """Return parts of a batch that different threads compute: on a CPU, without gradients."""
+    def divide(self, batch: Tensor, times: int = 1) -> list[slice]:
+        """Return parts of a repeated batch that different threads compute; none if one computes all, as everywhere but on CPUs."""
         workers = count_workers()
-        if workers == 1 or self.cls_token.device.type != "cpu" or torch.is_grad_enabled() or self.is_compiled:
-            return [slice(0, num_images)]
-        rounds = max(1, round(num_images / (IMAGES_OF_THREAD * workers)))
-        return split_evenly(num_images, rounds * workers, MIN_IMAGES_OF_THREAD)
+        if workers == 1 or batch.device.type != "cpu" or torch.is_grad_enabled() or self.is_compiled:
+            return []
+        if type(batch) is not Tensor:
+            return []  # the tensors with which a graph is exported have no values to divide
+        rounds = max(1, round(times * len(batch) / (IMAGES_OF_THREAD * workers)))
+        slices = split_evenly(times * len(batch), rounds * workers, MIN_IMAGES_OF_THREAD)
+        return slices if len(slices) > 1 else []
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:
         """Return all tokens after the last norm: (B, 3, height, width), or a stem -> (B, N, D)."""
@@ -323,8 +326,8 @@ class ViT(nn.Module):
 
     def stem(self, images: Tensor) -> Stem:
         """Compute the stem of images (B, 3, height, width)."""
-        slices = self.divide(len(images))
-        if len(slices) > 1:
+        slices = self.divide(images)
+        if slices:
             return Stem.join(map_parts(lambda part: self._compute_stem(images[part]), slices))
         return self._compute_stem(images)
 

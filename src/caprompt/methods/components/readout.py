@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +47,8 @@ def select_num_blocks(blocks: Tensor, labels: Tensor, strength: float, candidate
     tells = counts[labels] > 1
     if int((counts > 1).sum()) < 2:
         return candidates[0]
-    tokens = blocks.double().flip(1).unbind(1)  # (n, D) each, the last block first
-    products = torch.stack([each @ each.T for each in tokens[: candidates[-1]]]).cumsum(dim=0)  # of one block, of two, ...
+    tokens = blocks.double().flip(1).unbind(1)[: candidates[-1]]  # (n, D) each, the last block first
+    products = list(accumulate(each @ each.T for each in tokens))  # of one block, of two, ...
 
     def compute_errors(count: int) -> Tensor:
         return compute_left_out_errors(products[count - 1], labels, strength)[tells]
