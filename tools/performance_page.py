@@ -245,6 +245,7 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
     "busy_machine_8": format_busy_machine,
+    "busy_demo": format_busy_machine,
     "cpu_threads": format_cpu_threads,
     "invariance": format_invariance,
     "invariance_cpu": format_invariance,
