@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from caprompt.cli.app import main
-from caprompt.methods import get_method
+from caprompt.methods import build_method, get_method
+from caprompt.methods.base import Method
 from caprompt.methods.caprompt import CAPrompt
 from caprompt.testing.model_behavior import equal_tensors
 from caprompt.testing.tiny import COLORS, TINY, square, squares, tiny_vit, write_backbone
@@ -44,6 +46,14 @@ QUICK = {"epochs": 2, "batch_size": 4, "length": 4, "align_epochs": 3, "projecti
 def quick_options(method: str) -> dict[str, object]:
     """Return options that make a method learn quickly and stay small."""
     return dict(get_method(method).check_options)
+
+
+def make_caprompt(tasks: int = 1, depth: int = TINY.depth, **options: object) -> Method:
+    """Return the paper's method with short prompts in its last task; each task has two classes."""
+    method = build_method("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4, **options})
+    for _ in range(tasks):
+        method.begin_task(2, torch.Generator().manual_seed(0))
+    return method
 
 
 def extract_both_passes(method: CAPrompt, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,32 +1,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from helpers import TINY, equal_tensors, tiny_vit
+from helpers import TINY, equal_tensors, make_caprompt, tiny_vit
 
 from caprompt.callbacks.events import EpochEnded, Event, StepEnded
 from caprompt.engine.trainer import build_optimizer, compute_learning_rate_factor, fit
 from caprompt.engine.training_step import get_trainable_parameters
 from caprompt.methods import build_method
-from caprompt.methods.base import Batches, Method
+from caprompt.methods.base import Batches
 from caprompt.methods.options import Options
 from caprompt.utils.optimizers import get_optimizer_state
-
-IMAGES = torch.randn(4, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(2))
-LABELS = torch.tensor([4, 5, 4, 5])  # the classes of the third task
-#: Options with which every term of the paper's loss is computed.
-MIXTURE = {"training_prompt": "mixture", "training_head": "linear", "alpha": 5.0, "beta": 0.2, "modulation": 0.0}
-
-
-def make_method(tasks: int = 1, depth: int = TINY.depth, **options: object) -> Method:
-    """Return a method in its last task; each task has two classes."""
-    method = build_method("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4, **options})
-    for _ in range(tasks):
-        method.begin_task(2, torch.Generator().manual_seed(0))
-    return method
 
 
 def make_batches(epoch: int) -> Batches:
@@ -42,7 +28,7 @@ def make_batches(epoch: int) -> Batches:
 
 def test_loss_decreases_and_is_reported_by_events() -> None:
     events: list[Event] = []
-    fit(make_method(epochs=8, learning_rate=0.02), make_batches, callback=events.append)
+    fit(make_caprompt(epochs=8, learning_rate=0.02), make_batches, callback=events.append)
     steps = [event for event in events if isinstance(event, StepEnded)]
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     assert len(steps) == 24
@@ -54,7 +40,7 @@ def test_loss_decreases_and_is_reported_by_events() -> None:
 
 
 def test_resuming_after_an_epoch_is_bit_equal() -> None:
-    uninterrupted, stopped = make_method(epochs=3), make_method(epochs=3)
+    uninterrupted, stopped = make_caprompt(epochs=3), make_caprompt(epochs=3)
     fit(uninterrupted, make_batches)
     saved: dict[str, object] = {}
 
@@ -77,7 +63,7 @@ def test_resuming_after_an_epoch_is_bit_equal() -> None:
 
 def test_resuming_without_optimizer_state_is_not_bit_equal() -> None:
     """Shows that the test above can fail."""
-    uninterrupted, other = make_method(epochs=3), make_method(epochs=3)
+    uninterrupted, other = make_caprompt(epochs=3), make_caprompt(epochs=3)
     fit(uninterrupted, make_batches)
     fit(other, lambda epoch: make_batches(epoch) if epoch < 2 else iter(()), start=0)
     fit(other, make_batches, start=2)
@@ -85,7 +71,7 @@ def test_resuming_without_optimizer_state_is_not_bit_equal() -> None:
 
 
 def test_gradient_norm_is_clipped() -> None:
-    method = make_method(clip=0.01, epochs=1)
+    method = make_caprompt(clip=0.01, epochs=1)
     norms: list[float] = []
 
     def measure_norm(event: Event) -> None:

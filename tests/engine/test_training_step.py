@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from helpers import TINY, equal_tensors, tiny_vit
+from helpers import TINY, equal_tensors, make_caprompt, tiny_vit
 from thread_group import ThreadGroup, run_in_threads
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,21 +31,13 @@ LABELS = torch.tensor([4, 5, 4, 5])  # the classes of the third task
 MIXTURE = {"training_prompt": "mixture", "training_head": "linear", "alpha": 5.0, "beta": 0.2, "modulation": 0.0}
 
 
-def make_method(tasks: int = 1, depth: int = TINY.depth, **options: object) -> Method:
-    """Return a method in its last task; each task has two classes."""
-    method = build_method("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4, **options})
-    for _ in range(tasks):
-        method.begin_task(2, torch.Generator().manual_seed(0))
-    return method
-
-
 # -- TrainingStep --------------------------------------------------------------------------------------------------------------
 
 
 def test_step_applies_the_clipped_gradient_of_the_summed_losses() -> None:
     """Compared with plain SGD written out."""
-    method = make_method(3, optimizer="sgd", clip=0.05, learning_rate=0.5, **MIXTURE)
-    reference = make_method(3, clip=0.05, **MIXTURE)
+    method = make_caprompt(3, optimizer="sgd", clip=0.05, learning_rate=0.5, **MIXTURE)
+    reference = make_caprompt(3, clip=0.05, **MIXTURE)
     losses = TrainingStep(method, build_optimizer(method))(IMAGES, LABELS)
     assert set(losses) == {"ce", "concave", "linear"}
     assert not any(loss.requires_grad for loss in losses.values())
@@ -62,7 +53,7 @@ def test_step_applies_the_clipped_gradient_of_the_summed_losses() -> None:
 
 
 def test_step_is_divided_among_threads_on_a_cpu_where_that_is_possible() -> None:
-    own, released = make_method(3), make_method(3, classifier="aligned", protocol="released")
+    own, released = make_caprompt(3), make_caprompt(3, classifier="aligned", protocol="released")
     assert type(make_step(own, build_optimizer(own))) is ThreadedTrainingStep
     assert type(make_step(released, build_optimizer(released))) is TrainingStep
     changing = build_method("moal", tiny_vit(), {})
@@ -131,7 +122,7 @@ def count_kernels(**options: object) -> tuple[int, int]:
     """Return the kernels that a step of the third task launches per block and outside the blocks."""
     counts = []
     for depth in (2, 3):
-        method = make_method(3, depth, **options)
+        method = make_caprompt(3, depth, **options)
         step = TrainingStep(method, build_optimizer(method))
         step(IMAGES, LABELS)  # the first step allocates the optimizer's moments
         with KernelCounter() as counter:
@@ -145,7 +136,7 @@ def count_saved_rows(**options: object) -> float:
     """Return the memory that a block saves for backward per image token, in rows of the width."""
     totals = []
     for depth in (2, 3):
-        method = make_method(3, depth, **options)
+        method = make_caprompt(3, depth, **options)
         with record_saved_bytes(method) as saved_bytes:
             losses = method.loss(IMAGES, LABELS)
         totals.append(sum(saved_bytes.values()))
@@ -187,11 +178,11 @@ def test_memory_saved_for_backward_per_block_by_the_paper() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_gradients_of_shares_are_those_of_the_whole_batch(size: int, options: dict[str, Any]) -> None:
     """Four images: three processes have unequal shares, and of six each has all of them."""
-    whole = make_method(tasks=3, clip=0, optimizer="sgd", **options)
+    whole = make_caprompt(tasks=3, clip=0, optimizer="sgd", **options)
     losses = TrainingStep(whole, build_optimizer(whole))(IMAGES, LABELS)
 
     def train(group: ThreadGroup) -> tuple[Method, dict[str, Tensor]]:
-        method = make_method(tasks=3, clip=0, optimizer="sgd", **options)
+        method = make_caprompt(tasks=3, clip=0, optimizer="sgd", **options)
         own = choose_share(len(LABELS), group)
         return method, SharedTrainingStep(method, build_optimizer(method), group)(IMAGES[own], LABELS[own])
 
@@ -228,7 +219,7 @@ def test_threads_train_as_one_does(threads: int) -> None:
     """Eleven images: two threads have six and five of them, and three are too many for four images each."""
     images = torch.randn(11, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(3))
     labels = torch.arange(11) % 2 + 4
-    whole, divided = (make_method(tasks=3, clip=0.05, optimizer="sgd", learning_rate=0.5, **MIXTURE) for _ in range(2))
+    whole, divided = (make_caprompt(tasks=3, clip=0.05, optimizer="sgd", learning_rate=0.5, **MIXTURE) for _ in range(2))
     expected = TrainingStep(whole, build_optimizer(whole))(images, labels)
     step = ThreadedTrainingStep(divided, build_optimizer(divided))
     with use_threads(threads):
@@ -242,7 +233,7 @@ def test_threads_train_as_one_does(threads: int) -> None:
 
 def test_threads_train_with_the_same_bits_every_time() -> None:
     def train() -> dict[str, Tensor]:
-        method = make_method(epochs=3)
+        method = make_caprompt(epochs=3)
         with use_threads(2):
             fit(method, make_large_batches)
         return method.state()

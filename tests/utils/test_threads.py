@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from caprompt.utils.threads import count_workers, map_in_threads, map_on_device, map_parts, split_evenly, use_threads
+from caprompt.utils.threads import compute_in_threads, count_workers, map_on_device, map_parts, split_evenly, use_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -19,7 +19,7 @@ def test_results_are_in_the_order_of_the_items(threads: int, count: int) -> None
         return number**2
 
     with use_threads(threads):
-        assert map_in_threads(square, range(count), threads) == [number**2 for number in range(count)]
+        assert compute_in_threads(square, range(count), threads) == [number**2 for number in range(count)]
         assert torch.get_num_threads() == threads
 
 
@@ -31,14 +31,14 @@ def test_every_item_is_computed_on_one_thread_and_several_are_at_a_time() -> Non
         return torch.get_num_threads(), threading.get_ident()
 
     with use_threads(3):
-        results = map_in_threads(compute, range(6), workers=3)
+        results = compute_in_threads(compute, range(6), workers=3)
     assert {count for count, _ in results} == {1}
     assert len({thread for _, thread in results}) == 3
 
 
 def test_one_worker_is_the_calling_thread() -> None:
     with use_threads(3):
-        results = map_in_threads(lambda item: (threading.get_ident(), torch.get_num_threads()), range(4), workers=1)
+        results = compute_in_threads(lambda item: (threading.get_ident(), torch.get_num_threads()), range(4), workers=1)
     assert set(results) == {(threading.get_ident(), 1)}
 
 
@@ -58,7 +58,7 @@ def test_parts_share_all_threads(threads: int, parts: int, each: int) -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_gradients_are_computed_where_the_caller_computes_them(enabled: bool) -> None:
     with use_threads(2), torch.set_grad_enabled(enabled):
-        assert set(map_in_threads(lambda item: torch.is_grad_enabled(), range(8), 2)) == {enabled}
+        assert set(compute_in_threads(lambda item: torch.is_grad_enabled(), range(8), 2)) == {enabled}
 
 
 @pytest.mark.parametrize("failing", [0, 1, 5])
@@ -73,7 +73,7 @@ def test_an_error_ends_the_work_and_is_raised(failing: int) -> None:
 
     with use_threads(2):
         with pytest.raises(IndexError, match=f"item {failing}"):
-            map_in_threads(compute, range(100), 2)
+            compute_in_threads(compute, range(100), 2)
         assert torch.get_num_threads() == 2
     assert len(done) < 20
 
@@ -81,11 +81,11 @@ def test_an_error_ends_the_work_and_is_raised(failing: int) -> None:
 def test_threads_that_call_it_again_do_not_wait_for_each_other() -> None:
     def compute(item: int) -> list[int]:
         caller = threading.get_ident()
-        assert set(map_in_threads(lambda each: threading.get_ident(), range(3), 2)) == {caller}
-        return map_in_threads(lambda each: item + each, range(3), 2)
+        assert set(compute_in_threads(lambda each: threading.get_ident(), range(3), 2)) == {caller}
+        return compute_in_threads(lambda each: item + each, range(3), 2)
 
     with use_threads(2):
-        assert map_in_threads(compute, range(8), 2) == [[item, item + 1, item + 2] for item in range(8)]
+        assert compute_in_threads(compute, range(8), 2) == [[item, item + 1, item + 2] for item in range(8)]
 
 
 def test_several_callers_share_the_threads() -> None:
@@ -93,7 +93,7 @@ def test_several_callers_share_the_threads() -> None:
 
     def call(start: int) -> None:
         with use_threads(3):
-            results[start] = map_in_threads(lambda item: start + item, range(20), 3)
+            results[start] = compute_in_threads(lambda item: start + item, range(20), 3)
 
     callers = [threading.Thread(target=call, args=(100 * number,)) for number in range(8)]
     for caller in callers:
@@ -107,7 +107,7 @@ def test_several_callers_share_the_threads() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_has_threads_of_its_own() -> None:
     with use_threads(2):
-        map_in_threads(abs, range(4), 2)  # starts the threads of this process
+        compute_in_threads(abs, range(4), 2)  # starts the threads of this process
         process = multiprocessing.get_context("fork").Process(target=_compute_in_fork)
         process.start()
         process.join(timeout=30)
@@ -115,7 +115,7 @@ def test_a_fork_has_threads_of_its_own() -> None:
 
 
 def _compute_in_fork() -> None:
-    assert map_in_threads(abs, range(-4, 0), 2) == [4, 3, 2, 1]
+    assert compute_in_threads(abs, range(-4, 0), 2) == [4, 3, 2, 1]
 
 
 def test_on_a_gpu_items_are_computed_in_turn() -> None:

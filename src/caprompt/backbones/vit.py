@@ -31,7 +31,7 @@ from caprompt.backbones.fused_block import can_fuse, run_fused_blocks
 from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
-from caprompt.utils.threads import count_workers, map_parts, split_evenly
+from caprompt.utils.threads import MIN_IMAGES_OF_THREAD, count_workers, map_parts, split_evenly
 
 __all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig", "modulate"]
 
@@ -260,7 +260,7 @@ class Stem:
 
 
 COMPILED_METHODS = ("run_stem", "run_blocks")  # the methods that `set_compiled` compiles
-IMAGES_OF_THREAD, MIN_IMAGES_OF_THREAD = 8, 4  # that a thread computes at once on a CPU: about so many, and no fewer
+IMAGES_OF_THREAD = 8  # that a thread computes at once on a CPU, about
 # A sum that two kernels read is stored once instead of being computed again in each.
 COMPILE_OPTIONS: dict[str, Any] = {"realize_reads_threshold": 1}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from caprompt.backbones.vit import ViTConfig
 from caprompt.methods.base import Method, MethodOutput
-from caprompt.utils.threads import map_in_threads
+from caprompt.utils.threads import compute_in_threads
 
 __all__ = ["is_small", "predict_separately"]
 
@@ -42,7 +42,7 @@ def predict_separately(method: Method, images: Tensor, true_tasks: Tensor | None
 
     if is_small(method.vit.config):
         workers = torch.get_num_threads() if method.can_predict_in_threads else 1
-        outputs = map_in_threads(predict_one, range(len(images)), workers)
+        outputs = compute_in_threads(predict_one, range(len(images)), workers)
     else:
         outputs = [predict_one(index) for index in range(len(images))]
     logits, task_weights, passes = ([getattr(each, name) for each in outputs] for name in ("logits", "task_weights", "passes"))

@@ -11,7 +11,7 @@ from caprompt.errors import InputError
 from caprompt.methods.base import Method
 from caprompt.utils.communication import ALONE, Communicator, get_communicator
 from caprompt.utils.cuda_graphs import capture
-from caprompt.utils.threads import count_workers, map_parts, split_evenly, use_threads
+from caprompt.utils.threads import MIN_IMAGES_OF_THREAD, count_workers, map_parts, split_evenly, use_threads
 
 __all__ = [
     "SharedTrainingStep",
@@ -20,8 +20,6 @@ __all__ = [
     "get_trainable_parameters",
     "make_step",
 ]
-
-MIN_IMAGES_OF_THREAD = 4  # of a batch; with fewer, a thread spends its time on other things than the images
 
 
 class TrainingStep:

@@ -20,9 +20,18 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["count_workers", "map_in_threads", "map_on_device", "map_parts", "split_evenly", "use_threads"]
+__all__ = [
+    "MIN_IMAGES_OF_THREAD",
+    "compute_in_threads",
+    "count_workers",
+    "map_on_device",
+    "map_parts",
+    "split_evenly",
+    "use_threads",
+]
 
 MAX_WORKERS = 4  # with images of their own
+MIN_IMAGES_OF_THREAD = 4  # with fewer, a thread spends its time on other things than the images
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,10 +48,12 @@ def count_workers() -> int:
 def map_parts(function: Callable[[Item], Result], parts: Sequence[Item]) -> list[Result]:
     """Apply a function to parts of a batch, by a few threads that share the cores among them."""
     workers = max(1, min(count_workers(), len(parts)))
-    return map_in_threads(function, parts, workers, torch.get_num_threads() // workers)
+    return compute_in_threads(function, parts, workers, torch.get_num_threads() // workers)
 
 
-def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item], workers: int, threads_each: int = 1) -> list[Result]:
+def compute_in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, threads_each: int = 1
+) -> list[Result]:
     """Apply a function to items by threads, the calling one among them, each of which lets PyTorch use `threads_each`.
 
     Gradients are computed where they are in the calling thread.
@@ -87,7 +98,7 @@ def map_on_device(function: Callable[[Item], Result], items: Sequence[Item], dev
     """Apply a function that computes on a device to items: on a CPU each on one thread, on a GPU one after the other."""
     if device.type != "cpu":
         return [function(item) for item in items]
-    return map_in_threads(function, items, torch.get_num_threads())
+    return compute_in_threads(function, items, torch.get_num_threads())
 
 
 def split_evenly(count: int, max_parts: int, min_size: int) -> list[slice]:
