@@ -6,8 +6,9 @@
 Every core is shared fairly, so that with P other processes on N cores a run on N threads gets N / (N + P) of them: it should take
 about (N + P) / N times as long, and no more. PyTorch's threads wait for each other many times a second, and how they wait decides
 it. Both ways are measured: asleep, as `caprompt` sets it, and spinning, which is PyTorch's default, the latter once. A run that
-takes longer than `--limit` times its time alone is ended, and counts as that. The control is a process of one thread which waits
-for nothing: what it loses beyond its share, (1 + P) / N, is lost by the machine.
+takes longer than `--limit` times its time alone is ended, and counts as that. The controls are processes of one thread, which wait
+for nothing; what they take beyond (1 + P) / N times their time alone is due to the machine. One counts, the other passes images
+through the network, whose weights it has to read again from memory whenever other programs had the cores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from _common import SPEED, print_table, save
 SMALL_RUN = ("run", "--dataset", "digits", "--set", "per_class=10", "--set", "epochs=2", "--tasks", "2", "--device", "cpu")
 DEMO = ("run", "--device", "cpu")  # what `make demo` runs
 ASLEEP, SPINNING = "PASSIVE", "ACTIVE"
-CONTROL = "for _ in range(150_000_000): pass"  # some seconds
+COUNTING = "for _ in range(150_000_000): pass"  # some seconds, as the other
+COMPUTING = """
+import torch
+from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
+torch.set_num_threads(1)
+vit, images = load_backbone(DEFAULT_BACKBONE).build(), torch.zeros(8, 3, 64, 64)
+with torch.no_grad():
+    for _ in range(150):
+        vit(images)
+"""
 
 
 @contextmanager
@@ -59,9 +69,14 @@ def time_run(policy: str, limit: float | None) -> float:
         return time_command([sys.executable, "-m", "caprompt", *words, "--out", str(Path(folder) / "run")], policy, limit)
 
 
-def time_control(policy: str, limit: float | None) -> float:
-    """Return the seconds that a process takes which has one thread and waits for nothing."""
-    return time_command([sys.executable, "-c", CONTROL], policy, limit)
+def time_counting(policy: str, limit: float | None) -> float:
+    """Return the seconds that a process of one thread takes to count."""
+    return time_command([sys.executable, "-c", COUNTING], policy, limit)
+
+
+def time_computing(policy: str, limit: float | None) -> float:
+    """Return the seconds that a process of one thread takes for the features of images."""
+    return time_command([sys.executable, "-c", COMPUTING], policy, limit)
 
 
 def measure(time_one: Callable[[str, float | None], float], policy: str, rounds: int) -> dict[str, Any]:
@@ -77,7 +92,7 @@ def measure(time_one: Callable[[str, float | None], float], policy: str, rounds:
 
 
 def main() -> None:
-    """Measure both ways of waiting and the control, print, write."""
+    """Measure both ways of waiting and the controls, print, write."""
     cores = len(os.sched_getaffinity(0))
     waiting = {"asleep": measure(time_run, ASLEEP, args.rounds)}
     if not args.demo:
@@ -89,10 +104,13 @@ def main() -> None:
         "in_proportion": (cores + args.processes) / cores,
         "in_proportion_one_thread": (1 + args.processes) / cores,
         "waiting": waiting,
-        "control": measure(time_control, ASLEEP, args.rounds),
+        "controls": {
+            "counting": measure(time_counting, ASLEEP, max(3, args.rounds)),
+            "computing": measure(time_computing, ASLEEP, max(3, args.rounds)),
+        },
     }
     print_table("busy_machine", result)
-    save("busy_demo" if args.demo else "busy_machine", result, args.out)
+    save(args.name or ("busy_demo" if args.demo else "busy_machine"), result, args.out)
 
 
 if __name__ == "__main__":
@@ -102,5 +120,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=30, help="times the time alone, after which a run is ended")
     parser.add_argument("--out", type=Path, default=SPEED)
+    parser.add_argument("--name", help="of the file with the result, such as busy_demo_8 on eight cores")
     args = parser.parse_args()
     main()

@@ -70,12 +70,13 @@ def main() -> None:
                 print(rows[-1], flush=True)
     result = {"threads": threads, "steps": args.steps, "rows": rows}
     print_table("cpu_threads", result)
-    save("cpu_threads", result, args.out)
+    save(args.name, result, args.out)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--out", type=Path, default=SPEED)
+    parser.add_argument("--name", default="cpu_threads", help="of the file with the result")
     args = parser.parse_args()
     main()

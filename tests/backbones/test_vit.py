@@ -420,8 +420,8 @@ def test_threads_compute_the_features_of_the_whole_batch(count: int, num_blocks:
     assert torch.equal(of_stem, divided)
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(7, [7]), (20, [10, 10]), (36, [9, 9, 9, 9])])
-def test_parts_are_about_eight_images_for_each_thread(count: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("count", "sizes"), [(7, [7]), (20, [10, 10]), (50, [25, 25]), (88, [22, 22, 22, 22])])
+def test_every_thread_gets_parts_of_about_the_same_number_of_images(count: int, sizes: list[int]) -> None:
     adaptation = DivisibleAdaptation()
     with torch.no_grad(), use_threads(2):
         tiny_vit()(images(count), adaptation)
@@ -435,6 +435,23 @@ def test_a_batch_is_not_divided_for_gradients_or_for_an_adaptation_that_cannot_b
             vit(images(20), adaptation)
         vit(images(20), divisible)
     assert adaptation.sizes == divisible.sizes == [20] * TINY.depth
+
+
+def test_a_function_of_images_is_applied_to_parts_with_what_belongs_to_them() -> None:
+    vit, adaptation, others = tiny_vit(), DivisibleAdaptation(), torch.arange(20.0)
+
+    def compute(some: Tensor, rows: Tensor) -> Tensor:
+        features: Tensor = vit(vit.stem(some), adaptation)
+        return features + rows.unsqueeze(1)
+
+    with torch.no_grad():
+        expected = vit(images(20)) + others.unsqueeze(1)
+        with use_threads(2):
+            torch.testing.assert_close(vit.map_images(compute, images(20), others), expected, rtol=0, atol=1e-4)
+        assert adaptation.sizes == [10] * 2 * TINY.depth, "a part is not divided again"
+        with use_threads(1):
+            torch.testing.assert_close(vit.map_images(compute, images(20), others), expected, rtol=0, atol=1e-4)
+        assert adaptation.sizes[2 * TINY.depth :] == [20] * TINY.depth
 
 
 def test_repeated_images_are_divided_as_well() -> None:

@@ -31,7 +31,7 @@ from caprompt.backbones.fused_block import can_fuse, run_fused_blocks
 from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
-from caprompt.utils.threads import MIN_IMAGES_OF_THREAD, count_workers, map_parts, split_evenly
+from caprompt.utils.threads import MIN_IMAGES_OF_THREAD, count_workers, is_worker, map_parts, split_evenly
 
 __all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig", "modulate"]
 
@@ -259,8 +259,13 @@ class Stem:
         return Stem(function(self.tokens), first, self.patches)
 
 
+def select_images(images: Tensor | Stem, rows: slice) -> Tensor | Stem:
+    """Return some images of a batch, or of the stem of one."""
+    return images.select(rows) if isinstance(images, Stem) else images[rows]
+
+
 COMPILED_METHODS = ("run_stem", "run_blocks")  # the methods that `set_compiled` compiles
-IMAGES_OF_THREAD = 8  # that a thread computes at once on a CPU, about
+IMAGES_OF_THREAD = 24  # that a thread computes at once on a CPU, about
 # A sum that two kernels read is stored once instead of being computed again in each.
 COMPILE_OPTIONS: dict[str, Any] = {"realize_reads_threshold": 1}
 
@@ -295,22 +300,33 @@ class ViT(nn.Module):
 
     def forward_class_tokens(self, images: Tensor | Stem, adaptation: Adaptation, num_blocks: int) -> Tensor:
         """Return the class token after each of the last blocks, before the last norm: (B, num_blocks, D)."""
+        selected = [(each, adaptation.select(each)) for each in self.divide(images)]
+        parts = [(select_images(images, each), own) for each, own in selected if own is not None]
+        if not parts:
+            return self._compute_class_tokens(images, adaptation, num_blocks)
+        return torch.cat(map_parts(lambda part: self._compute_class_tokens(*part, num_blocks), parts))
+
+    def _compute_class_tokens(self, images: Tensor | Stem, adaptation: Adaptation, num_blocks: int) -> Tensor:
+        """Return the class tokens of images, (B, num_blocks, D), which go through the blocks as one batch."""
         stem = images if isinstance(images, Stem) else self.stem(images)
         # Only the class token is used, so the last block need not compute the others. Its index is
         # counted from the end, since `tokens` hooks put tokens in front of it.
         index = -stem.patches - self.config.registers - 1
         # The fused blocks need no compiler; a compiled network is for training.
         run_blocks = partial(ViT.run_blocks, self) if can_fuse(stem.tokens) else self.run_blocks
-        run_blocks = partial(run_blocks, index=index, num_blocks=num_blocks)
-        slices = self.divide(stem.tokens, stem.times)
-        parts = [(stem.select(each), adaptation.select(each)) for each in slices]
-        if not parts or parts[0][1] is None:
-            return run_blocks(stem, adaptation)
-        return torch.cat(map_parts(lambda part: run_blocks(*part), parts))
+        return run_blocks(stem, adaptation, index=index, num_blocks=num_blocks)
 
-    def divide(self, batch: Tensor, times: int = 1) -> list[slice]:
-        """Return parts of a repeated batch that different threads compute; none if one computes all, as everywhere but on CPUs."""
-        workers = count_workers()
+    def map_images(self, function: Callable[..., Tensor], images: Tensor, *others: Tensor) -> Tensor:
+        """Apply a function of some images, and of what else belongs to each, to a batch, or to the parts into which it falls."""
+        slices = self.divide(images)
+        if not slices:
+            return function(images, *others)
+        return torch.cat(map_parts(lambda part: function(*(each[part] for each in (images, *others))), slices))
+
+    def divide(self, images: Tensor | Stem) -> list[slice]:
+        """Return parts of a batch that different threads compute; none if one computes all, as everywhere but on CPUs."""
+        batch, times = (images.tokens, images.times) if isinstance(images, Stem) else (images, 1)
+        workers = 1 if is_worker() else count_workers()
         if workers == 1 or batch.device.type != "cpu" or torch.is_grad_enabled() or self.is_compiled:
             return []
         if type(batch) is not Tensor:

@@ -464,6 +464,10 @@ class CAPrompt(Method):
         features: Tensor = self.vit(stem.repeat(len(prompts)), self.build_adaptation(rows.to(self.vit.dtype)))
         return features
 
+    def extract_mixture(self, stem: Stem, weights: Tensor) -> Tensor:
+        """Compute features with the prompts of all tasks mixed by these weights: (B, T) -> (B, D)."""
+        return self.extract_features(stem, self.aggregate_prompts(weights))
+
     def build_adaptation(self, rows: Tensor) -> Prefix:
         """Return prompts of images (L, 2, B, n, D) as an adaptation of the ViT."""
         factor = self.options.modulation
@@ -487,7 +491,7 @@ class CAPrompt(Method):
 
         `first` are the features of the first pass (B, K D); they are computed if needed and not given.
         """
-        last = self.extract_features(stem, self.aggregate_prompts(weights))
+        last = self.extract_mixture(stem, weights)
         if self.num_blocks > 1 and first is None:
             first = self.extract_first_features(stem)
         return self.classify(last if first is None else replace_last_block(first, last))
@@ -618,7 +622,7 @@ class CAPrompt(Method):
     def read_blocks(self, batches: Batches, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return the frozen backbone's features of some images, (n, num_blocks D), and their classes (n,)."""
         assert self.ridge is not None
-        pairs = [(self.vit(self.vit.stem(images), num_blocks=num_blocks), labels) for images, labels in batches]
+        pairs = [(self.vit(images, num_blocks=num_blocks), labels) for images, labels in batches]
         shared = SharedRows([len(labels) for _, labels in pairs], get_communicator())
         chosen = torch.randperm(shared.total, generator=generator)[:MAX_SCORED]
         features, labels = shared.gather(self.ridge.join(pairs, num_blocks * self.vit.config.width), chosen)
@@ -665,27 +669,36 @@ class CAPrompt(Method):
         return [batches, *(batches.crop(share) for share in (1.0, ZOOM * self.crop) if share != self.crop)]
 
     @torch.no_grad()
-    def extract_views(self, sources: Sequence[Batches], extract: Callable[[Stem, int, int], Tensor]) -> list[LabeledFeatures]:
+    def extract_views(
+        self, sources: Sequence[Batches], extract: Callable[..., Tensor], earlier: Sequence[LabeledFeatures] = ()
+    ) -> list[LabeledFeatures]:
         """Compute the features of all views of the images: for each view, features and labels by batch.
 
-        The first view is that at prediction. `extract` gets the images, the number of the view and that of the batch.
+        The first view is that at prediction. `extract` gets the stem of some images and, if given, their `earlier` features.
         """
         views: list[LabeledFeatures] = []
         for source in sources:
             own: list[LabeledFeatures] = [[] for _ in range(2 if self.fits_mirrored else 1)]
             for number, (images, labels) in enumerate(source):
                 for place, view in enumerate([images, images.flip(-1)][: len(own)]):
-                    own[place].append((extract(self.vit.stem(view), len(views) + place, number), labels))
+                    rows = [earlier[len(views) + place][number][0]] if earlier else []
+                    own[place].append((self.extract_by_stem(extract, view, *rows), labels))
             views += own
         return views
+
+    def extract_by_stem(self, extract: Callable[..., Tensor], images: Tensor, *others: Tensor) -> Tensor:
+        """Compute features of images by a function of their stem and of what else belongs to each."""
+        if self.options.protocol == "released":
+            return extract(self.vit.stem(images), *others)  # which images are a batch matters
+        return self.vit.map_images(lambda part, *rest: extract(self.vit.stem(part), *rest), images, *others)
 
     @torch.no_grad()
     def start_at_means(self, batches: Batches) -> None:
         """Set the head's rows of new classes to the means of their features, with the prompt that training starts from."""
         sums, counts = torch.zeros_like(self.head.weight, dtype=torch.float64), self.head.weight.new_zeros(self.num_classes)
         for images, labels in batches:
-            stem = self.vit.stem(images)
-            sums.index_add_(0, labels, self.extract_features(stem, self.expand_prompt(self.prompt, stem)).double())
+            features = self.extract_by_stem(lambda stem: self.extract_features(stem, self.expand_prompt(self.prompt, stem)), images)
+            sums.index_add_(0, labels, features.double())
             counts.index_add_(0, labels, torch.ones_like(labels, dtype=counts.dtype))
         if self.divides_passes:
             get_communicator().add_up(sums)
@@ -758,7 +771,7 @@ class CAPrompt(Method):
         """
         assert self.ridge is not None
         if len(self.task_sizes) == 1:
-            first = self.extract_views(self.list_sources(batches), lambda stem, view, number: self.extract_unprompted(stem))
+            first = self.extract_views(self.list_sources(batches), self.extract_unprompted)
         shared = SharedRows([len(labels) for _, labels in first[0]], get_communicator())
         (labels,) = shared.gather([self.ridge.join(first[0])[1]], torch.arange(shared.total))
         chosen = choose_images(labels.cpu(), len(first), generator)
@@ -769,13 +782,11 @@ class CAPrompt(Method):
 
     def extract_first_views(self, batches: Batches) -> list[LabeledFeatures]:
         """Run the first pass over all views of the images."""
-        return self.extract_views(self.list_sources(batches), lambda stem, view, number: self.extract_first_features(stem))
+        return self.extract_views(self.list_sources(batches), self.extract_first_features)
 
     def extract_second_views(self, batches: Batches, first: Sequence[LabeledFeatures]) -> list[LabeledFeatures]:
         """Run the second pass over the same views, given the features of the first."""
-        return self.extract_views(
-            self.list_sources(batches), lambda stem, view, number: self.extract_second_features(stem, first[view][number][0])
-        )
+        return self.extract_views(self.list_sources(batches), self.extract_second_features, first)
 
     @torch.no_grad()
     def score_honestly(
@@ -802,7 +813,7 @@ class CAPrompt(Method):
         *rows, labels = shared.gather([*own_rows, own_labels], chosen)
         scale, predict_left_out = self.options.ridge_scale, self.ridge.leave_out(factor, rows, labels)
         if trained_first:
-            unprompted = self.extract_views([batches], lambda stem, view, number: self.extract_unprompted(stem))
+            unprompted = self.extract_views([batches], self.extract_unprompted)
             views = shared.gather([self.ridge.join(view)[0] for view in unprompted], chosen)
             strength = self.ridge.ridge.relative_strength or 0.0
             honest = self.ridge.compute_left_out_alone(views, labels, strength * (len(views) if self.selects_strength else 1))
@@ -819,7 +830,7 @@ class CAPrompt(Method):
         features, start = [weights.new_zeros(0, self.vit.config.width)], 0
         for images, labels in batches:
             own = weights[start : start + len(labels)]
-            features.append(self.extract_features(self.vit.stem(images), self.aggregate_prompts(own)))
+            features.append(self.extract_by_stem(self.extract_mixture, images, own))
             start += len(labels)
         return torch.cat(features)
 
@@ -875,13 +886,13 @@ class CAPrompt(Method):
     def extract_own_features(self, images: Tensor, labels: Tensor) -> Tensor:
         """Compute features (B, D) of labeled images, each with the prompt of its own task."""
         weights = F.one_hot(self.task_of_class[labels], len(self.task_sizes)).to(self.prompt.dtype)
-        return self.extract_features(self.vit.stem(images), self.aggregate_prompts(weights))
+        return self.extract_by_stem(self.extract_mixture, images, weights)
 
     @torch.no_grad()
     def extract_second_features(self, stem: Stem, first: Tensor) -> Tensor:
         """Run the second pass with the task weights that follow from the first: (B, K D) -> (B, K D)."""
         weights = self.select_weights(self.compute_task_weights(self.classify(first)))
-        return replace_last_block(first, self.extract_features(stem, self.aggregate_prompts(weights)))
+        return replace_last_block(first, self.extract_mixture(stem, weights))
 
     # -- prediction --------------------------------------------------------------------------------------------------------
 

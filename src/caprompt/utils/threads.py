@@ -24,6 +24,7 @@ __all__ = [
     "MIN_IMAGES_OF_THREAD",
     "compute_in_threads",
     "count_workers",
+    "is_worker",
     "map_on_device",
     "map_parts",
     "split_evenly",
@@ -45,6 +46,11 @@ def count_workers() -> int:
     return max(range(min(threads, 2), min(threads, MAX_WORKERS) + 1), key=lambda count: (threads - threads % count, count))
 
 
+def is_worker() -> bool:
+    """Return whether this thread computes a part of some work, so that it should not divide its part again."""
+    return getattr(_local, "is_worker", False)
+
+
 def map_parts(function: Callable[[Item], Result], parts: Sequence[Item]) -> list[Result]:
     """Apply a function to parts of a batch, by a few threads that share the cores among them."""
     workers = max(1, min(count_workers(), len(parts)))
@@ -58,7 +64,7 @@ def compute_in_threads(
 
     Gradients are computed where they are in the calling thread.
     """
-    if getattr(_local, "is_worker", False):
+    if is_worker():
         return [function(item) for item in items]  # all threads have their work already
     computes_gradients, waiting, results = torch.is_grad_enabled(), deque(range(len(items))), dict[int, Result]()
 

@@ -11,6 +11,7 @@ from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
 from caprompt.methods.components.batch_leak import mix_batch
 from caprompt.methods.options import Options
 from caprompt.protocols import is_released
+from caprompt.utils.threads import use_threads
 
 
 def name_rows(batch: int) -> list[str]:
@@ -75,6 +76,15 @@ def test_training_and_class_statistics_leak_too() -> None:
         same = bool(torch.isclose(term, released.loss(batch, labels)[name], atol=1e-4))
         assert same == (name == "linear"), name  # the linear constraint depends on prompts, not on images
     assert (honest.extract_own_features(batch, labels) - released.extract_own_features(batch, labels)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("protocol", ["released", "honest"])
+def test_which_images_are_a_batch_does_not_depend_on_the_number_of_threads(protocol: str) -> None:
+    method, batch, features = make_method(protocol), make_images(12), []
+    for threads in (1, 2):
+        with use_threads(threads):
+            features.append(method.extract_own_features(batch, torch.arange(12) % 6))
+    torch.testing.assert_close(*features, rtol=0, atol=1e-5)
 
 
 def test_prompts_in_one_pass_are_mixed_separately() -> None:

@@ -410,10 +410,10 @@ class RandomRidge(Head):
         hidden = [self.project(features).double() for features in rows]
         # One call for all rows: for few columns at a time, a GPU would take longer.
         solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T.to(factor), upper=False).double()  # (M, r n)
-        parts = solved.chunk(len(rows), dim=1)  # (M, n) each
+        parts = solved.unflatten(1, (len(rows), len(labels))).permute(2, 1, 0).contiguous()  # (n, r, M)
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
-        inner = torch.stack([torch.stack([(one * other).sum(dim=0) for other in parts], dim=1) for one in parts], dim=1)  # A
+        inner = parts @ parts.mT  # A, (n, r, r)
         system = torch.eye(len(rows), dtype=inner.dtype, device=inner.device) - inner  # (n, r, r)
         changes = torch.linalg.solve(system, residuals)  # (n, r, C)
 
@@ -421,7 +421,7 @@ class RandomRidge(Head):
         def compute(features: Tensor) -> Tensor:
             projected = self.project(features).double()
             query = torch.linalg.solve_triangular(factor, projected.T.to(factor), upper=False).double()
-            shares = torch.stack([(query * one).sum(dim=0) for one in parts], dim=1)  # (n, r)
+            shares = (parts @ query.T.unsqueeze(2)).squeeze(2)  # (n, r)
             outputs: Tensor = self.ridge(projected) - (shares.unsqueeze(1) @ changes).squeeze(1)
             return outputs
 
