@@ -1,9 +1,10 @@
-"""The training step on a CPU by the number of threads with images of their own, alone and beside ten processes that never rest.
+"""Training steps and predictions on a CPU by the number of threads with images of their own, alone and beside ten busy processes.
 
     python benchmarks/cpu_threads.py                 # prints a table, writes results/speed/cpu_threads.json
 
 Of N cores, W workers have a part of each batch, and each lets PyTorch divide its operations among N / W threads; with one worker,
 every operation is divided among all. The default's own step, embedded backbone; W = 1, 2, 4, ... in turn, means of some steps each.
+At prediction W threads have one image each, which no others divide: that backbone, and one of DeiT-Ti's size with random weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import torch
 from _common import SPEED, print_table, save
 from busy_machine import keep_busy
 
+from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
+from caprompt.engine.separate_images import predict_separately
 from caprompt.engine.trainer import build_optimizer
 from caprompt.engine.training_step import make_step
 from caprompt.methods import build_method
@@ -31,11 +34,13 @@ from caprompt.methods.base import Method
 BATCHES = (16, 32, 64)  # those that the default chooses from
 CLASSES = 3
 NUM_BUSY = 10
+PREDICTED = 32  # images
+DEIT_TINY = ViTConfig(image_size=224, patch_size=16, width=192, depth=12, heads=3, mlp_width=768)
 
 
-def build() -> Method:
+def build(vit: ViT) -> Method:
     """Return the default in its first task."""
-    method = build_method("caprompt", load_backbone(DEFAULT_BACKBONE).build(), {})
+    method = build_method("caprompt", vit, {})
     method.begin_task(CLASSES, torch.Generator().manual_seed(0))
     return method
 
@@ -55,20 +60,37 @@ def time_steps(step: Callable[[torch.Tensor, torch.Tensor], Any], size: int, wor
         return (time.perf_counter() - start) / int(args.steps)
 
 
+def time_predictions(method: Method, workers: int) -> float:
+    """Return the seconds of a prediction by so many workers, the least of two means."""
+    size = method.vit.config.image_size
+    images = torch.randn(PREDICTED, 3, size, size, generator=torch.Generator().manual_seed(0))
+    seconds = []
+    with mock.patch("caprompt.engine.separate_images.count_predicting_threads", return_value=workers):
+        for _ in range(2):
+            start = time.perf_counter()
+            predict_separately(method, images, None)
+            seconds.append((time.perf_counter() - start) / PREDICTED)
+    return min(seconds)
+
+
 def main() -> None:
     """Measure every number of workers, print, write."""
     threads = torch.get_num_threads()
     numbers = [number for number in (1, 2, 4, 8) if number <= threads and threads % number == 0]
-    method = build()
-    step = make_step(method, build_optimizer(method))
-    rows = []
+    methods = {"embedded": build(load_backbone(DEFAULT_BACKBONE).build()), "DeiT-Ti's size": build(ViT(DEIT_TINY))}
+    step = make_step(methods["embedded"], build_optimizer(methods["embedded"]))
+    rows, predictions = [], []
     for processes in (0, NUM_BUSY):
         with keep_busy(processes):
             for size in BATCHES:
                 seconds = {str(workers): time_steps(step, size, workers) for workers in numbers}
                 rows.append({"processes": processes, "batch": size, "seconds": seconds})
                 print(rows[-1], flush=True)
-    result = {"threads": threads, "steps": args.steps, "rows": rows}
+            for name, method in methods.items():
+                seconds = {str(workers): time_predictions(method, workers) for workers in range(1, threads + 1)}
+                predictions.append({"processes": processes, "backbone": name, "seconds": seconds})
+                print(predictions[-1], flush=True)
+    result = {"threads": threads, "steps": args.steps, "rows": rows, "predictions": predictions}
     print_table("cpu_threads", result)
     save(args.name, result, args.out)
 

@@ -18,6 +18,7 @@ from caprompt.utils.threads import compute_in_threads
 __all__ = ["is_small", "predict_separately"]
 
 MAX_SMALL_MACS = 6e9  # multiplications of a forward pass, from which on one image keeps all threads busy: above ViT-S/16
+MAX_TINY_MACS, MAX_TINY_WORKERS = 5e8, 3  # more threads with an image of so small a network wait for Python's lock
 
 
 def is_small(config: ViTConfig) -> bool:
@@ -28,8 +29,21 @@ def is_small(config: ViTConfig) -> bool:
     >>> is_small(small), is_small(base)
     (True, False)
     """
+    return count_macs(config) < MAX_SMALL_MACS
+
+
+def count_macs(config: ViTConfig) -> int:
+    """Return about how many multiplications a forward pass of one image takes."""
     tokens = config.grid**2 + 1
-    return 12 * config.depth * tokens * config.width**2 < MAX_SMALL_MACS
+    return 12 * config.depth * tokens * config.width**2
+
+
+def count_predicting_threads(method: Method) -> int:
+    """Return how many threads are to have an image of a small network each."""
+    if not method.can_predict_in_threads:
+        return 1
+    threads = torch.get_num_threads()
+    return min(threads, MAX_TINY_WORKERS) if count_macs(method.vit.config) < MAX_TINY_MACS else threads
 
 
 def predict_separately(method: Method, images: Tensor, true_tasks: Tensor | None) -> MethodOutput:
@@ -41,8 +55,7 @@ def predict_separately(method: Method, images: Tensor, true_tasks: Tensor | None
             return method.predict(images[row], None if true_tasks is None else true_tasks[row])
 
     if is_small(method.vit.config):
-        workers = torch.get_num_threads() if method.can_predict_in_threads else 1
-        outputs = compute_in_threads(predict_one, range(len(images)), workers)
+        outputs = compute_in_threads(predict_one, range(len(images)), count_predicting_threads(method))
     else:
         outputs = [predict_one(index) for index in range(len(images))]
     logits, task_weights, passes = ([getattr(each, name) for each in outputs] for name in ("logits", "task_weights", "passes"))
