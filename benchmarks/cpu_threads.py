@@ -27,11 +27,11 @@ from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
 from caprompt.engine.separate_images import predict_separately
 from caprompt.engine.trainer import build_optimizer
-from caprompt.engine.training_step import make_step
+from caprompt.engine.training_step import TrainingStep, make_step
 from caprompt.methods import build_method
 from caprompt.methods.base import Method
 
-BATCHES = (16, 32, 64)  # those that the default chooses from
+BATCHES = (4, 16, 32, 64)  # those that the default chooses from, and a last batch of an epoch
 CLASSES = 3
 NUM_BUSY = 10
 PREDICTED = 32  # images
@@ -45,13 +45,14 @@ def build(vit: ViT) -> Method:
     return method
 
 
-def time_steps(step: Callable[[torch.Tensor, torch.Tensor], Any], size: int, workers: int) -> float:
-    """Return the mean seconds of a step on so many images by so many workers."""
+def time_steps(method: Method, size: int, workers: int) -> float:
+    """Return the mean seconds of a step on so many images by so many workers; with one, the batch is not divided."""
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(size, 3, 64, 64, generator=generator), torch.arange(size) % CLASSES
-    minimum = size if workers == 1 else 1  # of images of a worker: with all of them, the batch is not divided
-    most = mock.patch("caprompt.utils.threads.MAX_WORKERS", max(2, workers))
-    with most, mock.patch("caprompt.engine.training_step.MIN_IMAGES_OF_THREAD", minimum):
+    step: Callable[[torch.Tensor, torch.Tensor], Any] = (TrainingStep if workers == 1 else make_step)(
+        method, build_optimizer(method)
+    )
+    with mock.patch("caprompt.utils.threads.MAX_WORKERS", workers):
         step(images, labels)
         step(images, labels)
         start = time.perf_counter()
@@ -78,12 +79,11 @@ def main() -> None:
     threads = torch.get_num_threads()
     numbers = [number for number in (1, 2, 4, 8) if number <= threads and threads % number == 0]
     methods = {"embedded": build(load_backbone(DEFAULT_BACKBONE).build()), "DeiT-Ti's size": build(ViT(DEIT_TINY))}
-    step = make_step(methods["embedded"], build_optimizer(methods["embedded"]))
     rows, predictions = [], []
     for processes in (0, NUM_BUSY):
         with keep_busy(processes):
             for size in BATCHES:
-                seconds = {str(workers): time_steps(step, size, workers) for workers in numbers}
+                seconds = {str(workers): time_steps(methods["embedded"], size, workers) for workers in numbers}
                 rows.append({"processes": processes, "batch": size, "seconds": seconds})
                 print(rows[-1], flush=True)
             for name, method in methods.items():

@@ -420,7 +420,9 @@ def test_threads_compute_the_features_of_the_whole_batch(count: int, num_blocks:
     assert torch.equal(of_stem, divided)
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(7, [7]), (20, [10, 10]), (50, [25, 25]), (88, [22, 22, 22, 22])])
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(1, [1]), (2, [1, 1]), (7, [3, 4]), (20, [10, 10]), (50, [25, 25]), (88, [22, 22, 22, 22])]
+)
 def test_every_thread_gets_parts_of_about_the_same_number_of_images(count: int, sizes: list[int]) -> None:
     adaptation = DivisibleAdaptation()
     with torch.no_grad(), use_threads(2):

@@ -214,18 +214,18 @@ def test_methods_whose_images_depend_on_each_other_are_refused(name: str, reason
 # -- several threads -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_train_as_one_does(threads: int) -> None:
-    """Eleven images: two threads have six and five of them, and three are too many for four images each."""
-    images = torch.randn(11, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(3))
-    labels = torch.arange(11) % 2 + 4
+@pytest.mark.parametrize(("threads", "count"), [(1, 11), (2, 11), (3, 11), (2, 1), (3, 2)])
+def test_threads_train_as_one_does(threads: int, count: int) -> None:
+    """With parts that differ in size, or fewer images than threads."""
+    images = torch.randn(count, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(3))
+    labels = torch.arange(count) % 2 + 4
     whole, divided = (make_caprompt(tasks=3, clip=0.05, optimizer="sgd", learning_rate=0.5, **MIXTURE) for _ in range(2))
     expected = TrainingStep(whole, build_optimizer(whole))(images, labels)
     step = ThreadedTrainingStep(divided, build_optimizer(divided))
     with use_threads(threads):
         losses = step(images, labels)
         assert torch.get_num_threads() == threads
-    assert len(step.trained) == (0 if threads == 1 else len(get_trainable_parameters(divided)))
+    assert len(step.trained) == (0 if 1 in (threads, count) else len(get_trainable_parameters(divided)))
     torch.testing.assert_close(losses, expected)
     for own, other in zip(get_trainable_parameters(divided), get_trainable_parameters(whole), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)

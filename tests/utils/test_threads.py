@@ -126,11 +126,9 @@ def test_on_a_gpu_items_are_computed_in_turn() -> None:
 
 @pytest.mark.parametrize("count", range(1, 40))
 @pytest.mark.parametrize("max_parts", [1, 2, 5])
-@pytest.mark.parametrize("min_size", [1, 4])
-def test_parts_are_equal_and_complete(count: int, max_parts: int, min_size: int) -> None:
-    parts = [list(range(count))[part] for part in split_evenly(count, max_parts, min_size)]
+def test_parts_are_equal_and_complete(count: int, max_parts: int) -> None:
+    parts = [list(range(count))[part] for part in split_evenly(count, max_parts)]
     assert [number for part in parts for number in part] == list(range(count))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    assert len(parts) <= max_parts
-    assert len(parts) == 1 or min(sizes) >= min_size
+    assert len(parts) == min(count, max_parts)

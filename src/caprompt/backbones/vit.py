@@ -31,7 +31,7 @@ from caprompt.backbones.fused_block import can_fuse, run_fused_blocks
 from caprompt.backbones.layers import Norm, compact_gelu, linear, linear_gelu
 from caprompt.errors import InputError
 from caprompt.utils.devices import has_float8
-from caprompt.utils.threads import MIN_IMAGES_OF_THREAD, count_workers, is_worker, map_parts, split_evenly
+from caprompt.utils.threads import count_workers, is_worker, map_parts, split_evenly
 
 __all__ = ["NO_ADAPTATION", "Adaptation", "Place", "Stem", "ViT", "ViTConfig", "modulate"]
 
@@ -332,7 +332,7 @@ class ViT(nn.Module):
         if type(batch) is not Tensor:
             return []  # the tensors with which a graph is exported have no values to divide
         rounds = max(1, round(times * len(batch) / (IMAGES_OF_THREAD * workers)))
-        slices = split_evenly(times * len(batch), rounds * workers, MIN_IMAGES_OF_THREAD)
+        slices = split_evenly(times * len(batch), rounds * workers)
         return slices if len(slices) > 1 else []
 
     def encode(self, images: Tensor | Stem, adaptation: Adaptation = NO_ADAPTATION) -> Tensor:

@@ -11,7 +11,7 @@ from caprompt.errors import InputError
 from caprompt.methods.base import Method
 from caprompt.utils.communication import ALONE, Communicator, get_communicator
 from caprompt.utils.cuda_graphs import capture
-from caprompt.utils.threads import MIN_IMAGES_OF_THREAD, count_workers, map_parts, split_evenly, use_threads
+from caprompt.utils.threads import count_workers, map_parts, split_evenly, use_threads
 
 __all__ = [
     "SharedTrainingStep",
@@ -108,7 +108,7 @@ class ThreadedTrainingStep(DividedTrainingStep):
 
     def __call__(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Train on images (B, 3, S, S) and labels (B,); return the terms of the loss."""
-        parts = split_evenly(len(images), count_workers(), MIN_IMAGES_OF_THREAD)
+        parts = split_evenly(len(images), count_workers())
         if len(parts) == 1:
             return super().__call__(images, labels)
         shares = map_parts(lambda part: self.compute_share(images[part], labels[part]), parts)

@@ -21,7 +21,6 @@ from typing import TypeVar
 import torch
 
 __all__ = [
-    "MIN_IMAGES_OF_THREAD",
     "compute_in_threads",
     "count_workers",
     "is_worker",
@@ -32,7 +31,6 @@ __all__ = [
 ]
 
 MAX_WORKERS = 4  # with images of their own
-MIN_IMAGES_OF_THREAD = 4  # with fewer, a thread spends its time on other things than the images
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -107,17 +105,15 @@ def map_on_device(function: Callable[[Item], Result], items: Sequence[Item], dev
     return compute_in_threads(function, items, torch.get_num_threads())
 
 
-def split_evenly(count: int, max_parts: int, min_size: int) -> list[slice]:
-    """Return slices that divide so many items into equal parts, to a difference of one, none of which is below a size.
+def split_evenly(count: int, max_parts: int) -> list[slice]:
+    """Return slices that divide so many items into equal parts, to a difference of one.
 
-    >>> split_evenly(11, 3, 2)
+    >>> split_evenly(11, 3)
     [slice(0, 4, None), slice(4, 8, None), slice(8, 11, None)]
-    >>> split_evenly(11, 8, 4)
-    [slice(0, 6, None), slice(6, 11, None)]
-    >>> split_evenly(3, 8, 4)
-    [slice(0, 3, None)]
+    >>> split_evenly(2, 3)
+    [slice(0, 1, None), slice(1, 2, None)]
     """
-    parts = max(1, min(max_parts, count // min_size))
+    parts = max(1, min(max_parts, count))
     size, longer = divmod(count, parts)
     ends = [size * number + min(number, longer) for number in range(parts + 1)]
     return [slice(start, end) for start, end in pairwise(ends)]
