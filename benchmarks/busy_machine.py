@@ -1,7 +1,7 @@
 """What other programs on the same cores cost: `caprompt run` alone, and beside ten processes that never rest.
 
     python benchmarks/busy_machine.py        # prints seconds and their ratio, writes results/speed/busy_machine.json
-    python benchmarks/busy_machine.py --demo --rounds 1      # `make demo` instead of a small run, writes busy_demo.json
+    python benchmarks/busy_machine.py --demo # `make demo` instead of a small run, writes busy_demo.json
 
 Every core is shared fairly, so that with P other processes on N cores a run on N threads gets N / (N + P) of them: it should take
 about (N + P) / N times as long, and no more. PyTorch's threads wait for each other many times a second, and how they wait decides

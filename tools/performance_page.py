@@ -184,29 +184,38 @@ def format_cold_start(result: dict[str, Any]) -> str:
 
 
 def format_busy_machine(result: dict[str, Any]) -> str:
-    """Return the times of a run alone and beside busy processes, for both ways in which threads wait."""
+    """Return the times of a run alone and beside busy processes, for both ways in which threads wait, and those of the controls."""
     heads, rows = ["threads wait", "alone, s", "beside, s", "ratio"], []
     for name, row in result["waiting"].items():
         more = "more than " if row["ended"] else ""
         rows.append([name, f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}", f"{more}{row['ratio']:.1f}"])
-    measured = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds (spinning: one)."
+    once = " (spinning: one)" if "spinning" in result["waiting"] else ""
+    measured = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds{once}."
+    work = {"counting": "counts", "computing": "passes images through the network"}
+    controls = " and ".join(f"{row['ratio']:.1f} if it {work[name]}" for name, row in result["controls"].items())
     return (
         f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
-        f"in proportion is a ratio of {result['in_proportion']:.1f}. {measured}\n"
-        f"A process of one thread that waits for nothing takes {result['control']['ratio']:.1f} times its time alone, where in "
-        f"proportion is {result['in_proportion_one_thread']:.1f}."
+        f"in proportion is a ratio of {result['in_proportion']:.2f}. {measured}\n"
+        f"The ratio of a process of one thread, which waits for nothing, is {controls}, where in proportion is "
+        f"{result['in_proportion_one_thread']:.2f}."
     )
 
 
 def format_cpu_threads(result: dict[str, Any]) -> str:
-    """Return the milliseconds of a training step by the number of threads with images of their own."""
+    """Return the milliseconds of a training step and of a prediction by the number of threads with images of their own."""
     numbers = list(result["rows"][0]["seconds"])
     heads = ["busy processes", "batch", *(f"{number} x {result['threads'] // int(number)}, ms" for number in numbers)]
     rows = [
         [str(row["processes"]), str(row["batch"]), *(f"{1e3 * row['seconds'][number]:.0f}" for number in numbers)]
         for row in result["rows"]
     ]
-    return format_table(heads, rows)
+    counts = list(result["predictions"][0]["seconds"])
+    predictions = [
+        [str(row["processes"]), row["backbone"], *(f"{1e3 * row['seconds'][count]:.1f}" for count in counts)]
+        for row in result["predictions"]
+    ]
+    predicting = format_table(["busy processes", "backbone", *(f"{count}, ms" for count in counts)], predictions)
+    return f"{format_table(heads, rows)}\n\nA prediction, by the number of threads with one image each:\n\n{predicting}"
 
 
 def format_rendering(result: dict[str, Any]) -> str:
@@ -244,9 +253,10 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "sums": format_sums,
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
-    "busy_machine_8": format_busy_machine,
     "busy_demo": format_busy_machine,
+    "busy_demo_8": format_busy_machine,
     "cpu_threads": format_cpu_threads,
+    "cpu_threads_8": format_cpu_threads,
     "invariance": format_invariance,
     "invariance_cpu": format_invariance,
     "precision": format_precision,
