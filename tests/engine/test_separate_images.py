@@ -8,7 +8,7 @@ from helpers import squares
 
 from caprompt import ContinualClassifier
 from caprompt.engine.inference import Predictor
-from caprompt.engine.separate_images import is_small, predict_separately
+from caprompt.engine.separate_images import count_predicting_threads, is_small, predict_separately
 from caprompt.methods.base import Method, MethodOutput
 from caprompt.methods.options import Options
 from caprompt.utils.threads import use_threads
@@ -89,3 +89,12 @@ def test_a_large_backbone_predicts_one_image_after_the_other(backbone: Path, mon
     images, labels = squares(NAMES, each=3)
     model.learn((images, labels))
     assert [model.predict_one(image) for image in images] == model.predict(images)
+
+
+def test_few_threads_predict_with_a_tiny_network(model: ContinualClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    with use_threads(8):
+        assert count_predicting_threads(model.method) == 3
+        monkeypatch.setattr("caprompt.engine.separate_images.MAX_TINY_MACS", 0.0)
+        assert count_predicting_threads(model.method) == 8
+        monkeypatch.setattr(type(model.method), "can_predict_in_threads", False)
+        assert count_predicting_threads(model.method) == 1
