@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 
 from caprompt import ContinualClassifier, InputError, metrics
 from caprompt.callbacks.events import Event, StepEnded
+from caprompt.checkpoint.lock import LOCK
+from caprompt.checkpoint.model import IN_PROGRESS
 from caprompt.data import read_source
 from caprompt.errors import DataError, OptionError
 from caprompt.experiments.artifacts import PREDICTIONS, FinalPredictions
@@ -16,6 +19,7 @@ from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import load_test_images, run_experiment
 from caprompt.experiments.run_folder import RunResult
 from caprompt.methods.options import validate_options
+from caprompt.utils import files
 
 COLORS = ("red", "green", "blue", "yellow", "cyan")
 
@@ -97,6 +101,26 @@ def test_resumed_run_equals_an_uninterrupted_one(config: RunConfig, tmp_path: Pa
     states = [load_file(tmp_path / name / "model" / "state.safetensors") for name in ("uninterrupted", "stopped")]
     assert equal_tensors(*states)
     assert run_experiment(config, tmp_path / "stopped", resume=True) == resumed
+
+
+def test_kill_while_the_last_model_is_saved_leaves_nothing_behind(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, killed = tmp_path / "run", tmp_path / "killed"
+
+    def copy_before(commit_folder: Path) -> None:
+        if commit_folder == folder / "model" and (commit_folder / files.READY).is_dir():
+            shutil.rmtree(killed, ignore_errors=True)
+            shutil.copytree(folder, killed)  # what a kill would leave: the model counts, but is not in place
+        finish_commit(commit_folder)
+
+    finish_commit = files.finish_commit
+    monkeypatch.setattr(files, "finish_commit", copy_before)
+    results = run_experiment(config, folder)
+    assert {LOCK, files.READY, IN_PROGRESS} <= {path.name for path in (killed / "model").iterdir()}
+    assert run_experiment(config, killed, resume=True).matrix == results.matrix
+    names = [sorted(path.relative_to(run) for path in run.rglob("*")) for run in (folder, killed)]
+    assert names[0] == names[1]
 
 
 def test_resuming_with_other_settings_is_refused(config: RunConfig, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from caprompt.errors import CapromptError, InputError, ModelFolderError, first_l
 from caprompt.methods.base import Method
 from caprompt.methods.options import validate_options
 from caprompt.utils.devices import FP8, has_float8
-from caprompt.utils.files import compute_sha256, write_json
+from caprompt.utils.files import compute_sha256, finish_commit, write_json
 
 __all__ = [
     "IN_PROGRESS",
@@ -27,6 +27,7 @@ __all__ = [
     "check_removed",
     "explain_damage",
     "find_foreign_file",
+    "finish_killed_save",
     "get_options_for_device",
     "get_saved_options",
     "has_stopped_call",
@@ -54,6 +55,14 @@ def has_stopped_call(folder: Path) -> bool:
         return False
     finished = checkpoint.read_config(folder)["calls"] if checkpoint.exists(folder) else 0
     return bool(checkpoint.read_config(folder / IN_PROGRESS)["calls"] == finished)
+
+
+def finish_killed_save(folder: Path) -> None:
+    """Do what a kill has left undone after a model was saved: move its files into place, remove the checkpoint and the lock."""
+    with checkpoint.lock_folder(folder):
+        finish_commit(folder)
+        if not has_stopped_call(folder):
+            checkpoint.discard(folder / IN_PROGRESS)
 
 
 def read_stopped_call(folder: Path, config: Mapping[str, Any], digest: str) -> checkpoint.Saved | None:

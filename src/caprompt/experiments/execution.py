@@ -22,6 +22,7 @@ from typing import Any
 from caprompt import checkpoint, protocols
 from caprompt.callbacks.events import Callback, TaskEvaluated, compose
 from caprompt.callbacks.metrics_log import LOG, MetricsLog
+from caprompt.checkpoint.model import finish_killed_save
 from caprompt.classifier import ContinualClassifier
 from caprompt.data import Dataset, Samples, load_dataset
 from caprompt.data.duplicates import find_duplicates
@@ -82,6 +83,8 @@ def run_experiment(
                 keep_versions=0,
                 callbacks=callback,
             )
+        elif communicator.rank == 0:  # it was learned by a process that was killed before the test
+            finish_killed_save(folder / "model")
         output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task, communicator=communicator)
         row = _make_row(model, model.score_outputs(output, tasks if config.joint else None))
         results = replace(results, rows=[*results.rows, row])
