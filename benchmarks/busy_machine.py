@@ -86,6 +86,7 @@ def measure(time_one: Callable[[str, float | None], float], policy: str, rounds:
         alone.append(time_one(policy, None))
         with keep_busy(args.processes):
             beside.append(time_one(policy, args.limit * alone[-1]))
+        print(f"{time_one.__name__}, {policy}: {alone[-1]:.1f} s alone, {beside[-1]:.1f} s beside", flush=True)
     usual, longer = statistics.median(alone), statistics.median(beside)
     ended = any(each >= args.limit * usual for each in beside)
     return {"seconds_alone": usual, "seconds_beside": longer, "ratio": longer / usual, "ended": ended}

@@ -2,9 +2,10 @@
 
     python benchmarks/cpu_threads.py                 # prints a table, writes results/speed/cpu_threads.json
 
-Of N cores, W workers have a part of each batch, and each lets PyTorch divide its operations among N / W threads; with one worker,
-every operation is divided among all. The default's own step, embedded backbone; W = 1, 2, 4, ... in turn, means of some steps each.
-At prediction W threads have one image each, which no others divide: that backbone, and one of DeiT-Ti's size with random weights.
+`W x T`: W workers have a part of each batch, and each lets PyTorch divide its operations among T threads; with one worker, every
+operation is divided among all. All cores are used, or with T = 1 only W of them. The default's own step, embedded backbone; the
+settings in turn, means of some steps each. At prediction W threads have one image each, which no others divide: that backbone, and
+one of DeiT-Ti's size with random weights.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from caprompt.engine.trainer import build_optimizer
 from caprompt.engine.training_step import TrainingStep, make_step
 from caprompt.methods import build_method
 from caprompt.methods.base import Method
+from caprompt.utils.threads import use_threads
 
 BATCHES = (4, 16, 32, 64)  # those that the default chooses from, and a last batch of an epoch
 CLASSES = 3
@@ -45,14 +47,20 @@ def build(vit: ViT) -> Method:
     return method
 
 
-def time_steps(method: Method, size: int, workers: int) -> float:
+def list_settings(cores: int) -> list[tuple[int, int]]:
+    """Return the numbers of workers, and of the threads of each, to compare on so many cores."""
+    all_cores = [(workers, cores // workers) for workers in (1, 2, 4, 8) if cores % workers == 0]
+    return [*all_cores, *((workers, 1) for workers in (2, 3, 4, 6) if workers < cores)]
+
+
+def time_steps(method: Method, size: int, workers: int, threads_each: int) -> float:
     """Return the mean seconds of a step on so many images by so many workers; with one, the batch is not divided."""
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.randn(size, 3, 64, 64, generator=generator), torch.arange(size) % CLASSES
     step: Callable[[torch.Tensor, torch.Tensor], Any] = (TrainingStep if workers == 1 else make_step)(
         method, build_optimizer(method)
     )
-    with mock.patch("caprompt.utils.threads.MAX_WORKERS", max(2, workers)):
+    with use_threads(workers * threads_each), mock.patch("caprompt.utils.threads.MAX_WORKERS", max(2, workers)):
         step(images, labels)
         step(images, labels)
         start = time.perf_counter()
@@ -76,21 +84,22 @@ def time_predictions(method: Method, workers: int) -> float:
 
 def main() -> None:
     """Measure every number of workers, print, write."""
-    threads = torch.get_num_threads()
-    numbers = [number for number in (1, 2, 4, 8) if number <= threads and threads % number == 0]
+    cores = torch.get_num_threads()
     methods = {"embedded": build(load_backbone(DEFAULT_BACKBONE).build()), "DeiT-Ti's size": build(ViT(DEIT_TINY))}
     rows, predictions = [], []
     for processes in (0, NUM_BUSY):
         with keep_busy(processes):
             for size in BATCHES:
-                seconds = {str(workers): time_steps(methods["embedded"], size, workers) for workers in numbers}
+                seconds = {f"{w} x {t}": time_steps(methods["embedded"], size, w, t) for w, t in list_settings(cores)}
                 rows.append({"processes": processes, "batch": size, "seconds": seconds})
                 print(rows[-1], flush=True)
+    for processes in (0, NUM_BUSY):
+        with keep_busy(processes):
             for name, method in methods.items():
-                seconds = {str(workers): time_predictions(method, workers) for workers in range(1, threads + 1)}
+                seconds = {str(workers): time_predictions(method, workers) for workers in range(1, cores + 1)}
                 predictions.append({"processes": processes, "backbone": name, "seconds": seconds})
                 print(predictions[-1], flush=True)
-    result = {"threads": threads, "steps": args.steps, "rows": rows, "predictions": predictions}
+    result = {"threads": cores, "steps": args.steps, "rows": rows, "predictions": predictions}
     print_table("cpu_threads", result)
     save(args.name, result, args.out)
 
