@@ -25,7 +25,7 @@ from _lab import Cell, describe, identify, run_all
 from caprompt.backbones.weights import load_backbone
 from caprompt.experiments.config import load_preset_settings
 from caprompt.methods import list_methods
-from caprompt.methods.caprompt import RATE_TIMES_WIDTH
+from caprompt.methods.caprompt.mixture import RATE_TIMES_WIDTH
 
 RATES = (0.3, 1.0, 3.0)  # times the method's own
 CROPS = (0.08, 0.3)

@@ -406,8 +406,8 @@ def test_blocks_before_the_last_are_read_in_the_first_pass_only() -> None:
 
 
 def test_selected_blocks_are_saved_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caprompt.methods.caprompt.list_candidates", lambda depth: [1, 2])
-    monkeypatch.setattr("caprompt.methods.caprompt.select_num_blocks", lambda *arguments: 2)
+    monkeypatch.setattr("caprompt.methods.caprompt.regression.list_candidates", lambda depth: [1, 2])
+    monkeypatch.setattr("caprompt.methods.caprompt.regression.select_num_blocks", lambda *arguments: 2)
     method = fit_two_tasks()
     assert method.num_blocks == 2
     loaded = make_method((3, 3), classifier="ridge", projections=60)

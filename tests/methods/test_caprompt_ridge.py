@@ -193,7 +193,7 @@ def test_blocks_are_selected_by_the_crop_that_is_read() -> None:
 
 
 def test_fewer_images_are_scored_as_left_out_if_each_has_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caprompt.methods.caprompt.MAX_SCORED_ROWS", 36)
+    monkeypatch.setattr("caprompt.methods.caprompt.regression.MAX_SCORED_ROWS", 36)
     for crops, expected in ((True, 3), (False, 6)):  # twelve and four rows for each of six images
         method, _ = learn_croppable(6, crops=crops)
         assert method.honest_scores is not None
@@ -358,7 +358,7 @@ def test_strength_is_selected_by_the_images_of_all_calls_and_relative_to_images(
         gains[:, 4] = 1.0
         return gains
 
-    monkeypatch.setattr("caprompt.methods.caprompt.make_evidence", prefer_strongest)
+    monkeypatch.setattr("caprompt.methods.caprompt.regression.make_evidence", prefer_strongest)
     method = learn_strengths((5, 6))
     assert seen == [10, 12]
     assert method.strength_evidence[2, 4] == 2
