@@ -1,4 +1,4 @@
-"""Training steps and predictions on a CPU by the number of threads with images of their own, alone and beside ten busy processes.
+"""Training steps and predictions on a CPU by the number of threads with images of their own, alone and beside busy processes.
 
     python benchmarks/cpu_threads.py                 # prints a table, writes results/speed/cpu_threads.json
 
@@ -35,7 +35,6 @@ from caprompt.utils.threads import use_threads
 
 BATCHES = (4, 16, 32, 64)  # those that the default chooses from, and a last batch of an epoch
 CLASSES = 3
-NUM_BUSY = 10
 PREDICTED = 32  # images
 DEIT_TINY = ViTConfig(image_size=224, patch_size=16, width=192, depth=12, heads=3, mlp_width=768)
 
@@ -50,7 +49,7 @@ def build(vit: ViT) -> Method:
 def list_settings(cores: int) -> list[tuple[int, int]]:
     """Return the numbers of workers, and of the threads of each, to compare on so many cores."""
     all_cores = [(workers, cores // workers) for workers in (1, 2, 4, 8) if cores % workers == 0]
-    return [*all_cores, *((workers, 1) for workers in (2, 3, 4, 6) if workers < cores)]
+    return [*all_cores, *((workers, 1) for workers in (1, 2, 3, 4, 6) if workers < cores)]
 
 
 def time_steps(method: Method, size: int, workers: int, threads_each: int) -> float:
@@ -87,13 +86,13 @@ def main() -> None:
     cores = torch.get_num_threads()
     methods = {"embedded": build(load_backbone(DEFAULT_BACKBONE).build()), "DeiT-Ti's size": build(ViT(DEIT_TINY))}
     rows, predictions = [], []
-    for processes in (0, NUM_BUSY):
+    for processes in (0, args.processes):
         with keep_busy(processes):
             for size in BATCHES:
                 seconds = {f"{w} x {t}": time_steps(methods["embedded"], size, w, t) for w, t in list_settings(cores)}
                 rows.append({"processes": processes, "batch": size, "seconds": seconds})
                 print(rows[-1], flush=True)
-    for processes in (0, NUM_BUSY):
+    for processes in (0, args.processes):
         with keep_busy(processes):
             for name, method in methods.items():
                 seconds = {str(workers): time_predictions(method, workers) for workers in range(1, cores + 1)}
@@ -107,6 +106,7 @@ def main() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=10, help="that never rest, beside which all is measured again")
     parser.add_argument("--out", type=Path, default=SPEED)
     parser.add_argument("--name", default="cpu_threads", help="of the file with the result")
     args = parser.parse_args()
