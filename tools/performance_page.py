@@ -254,6 +254,8 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
     "busy_demo": format_busy_machine,
+    "busy_demo_beside_2": format_busy_machine,
+    "busy_demo_beside_3": format_busy_machine,
     "busy_demo_8": format_busy_machine,
     "cpu_threads": format_cpu_threads,
     "cpu_threads_8": format_cpu_threads,
