@@ -23,7 +23,7 @@ from caprompt import ContinualClassifier, InputError, checkpoint
 from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.callbacks.events import Event, StepEnded
 from caprompt.cli.commands.learn import describe_interrupt, is_reusable_folder, open_model
-from caprompt.errors import OptionError
+from caprompt.errors import OptionError, UnknownOptionError
 from caprompt.experiments.config import RunConfig
 
 
@@ -51,8 +51,23 @@ def learn_and_stop(model: ContinualClassifier, folder: Path, epoch: int) -> None
 def test_creates_a_model_then_opens_it_without_settings(tmp_path: Path, backbone: Path) -> None:
     open_quick(tmp_path / "m", backbone).learn(squares(["red"]), checkpoint_dir=tmp_path / "m")
     assert open_quick(tmp_path / "m", backbone).classes == ["red"]
-    with pytest.raises(OptionError, match="'epochs' can only be set for a new model"):
+    with pytest.raises(OptionError, match="exists, with epochs=2; 'epochs' can only be set for a new model"):
         open_quick(tmp_path / "m", backbone, epochs=3)
+
+
+def test_command_can_be_given_again_with_the_settings_of_its_model(tmp_path: Path, backbone: Path) -> None:
+    folder, same = tmp_path / "m", {"backbone": backbone, **QUICK, "method": "caprompt", "seed": 1, "crop_scale": [0.5, 1]}
+
+    def open_with(**changes: object) -> ContinualClassifier:
+        return open_model(folder, {**same, **changes}, resume=False, restart=False, device="cpu")
+
+    open_with().learn(squares(["red"]), checkpoint_dir=folder)
+    assert open_with().classes == ["red"]
+    for name, value, before in (("method", "linear", "caprompt"), ("seed", 2, 1), ("modulation", 1, 0.1)):
+        with pytest.raises(OptionError, match=f"with {name}={before}; '{name}' can only be set for a new model"):
+            open_with(**{name: value})
+    with pytest.raises(UnknownOptionError, match="did you mean 'epochs'"):
+        open_with(epoch=2)
 
 
 def test_stopped_call_must_be_resumed_or_discarded(tmp_path: Path, backbone: Path) -> None:
@@ -61,8 +76,10 @@ def test_stopped_call_must_be_resumed_or_discarded(tmp_path: Path, backbone: Pat
     with pytest.raises(InputError, match="with --resume, or discard it with --restart"):
         open_quick(tmp_path / "m", backbone)
     assert open_quick(tmp_path / "m", backbone, resume=True).method.options.modulation == 1  # type: ignore[attr-defined]
-    with pytest.raises(OptionError, match="leave out modulation"):
-        open_quick(tmp_path / "m", backbone, resume=True, modulation=2)
+    same = {"backbone": backbone, **QUICK, "modulation": 1}
+    assert not open_model(tmp_path / "m", same, resume=True, restart=False, device="cpu").classes
+    with pytest.raises(OptionError, match="leave out backbone, modulation"):
+        open_model(tmp_path / "m", {"backbone": "other.safetensors", "modulation": 2}, resume=True, restart=False, device="cpu")
 
 
 def test_restart_discards_even_a_damaged_checkpoint(tmp_path: Path, backbone: Path) -> None:

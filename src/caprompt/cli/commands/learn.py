@@ -60,7 +60,7 @@ def learn(
         For a new model: name of a backbone or weights file; without it, `caprompt backbones` says which one is chosen.
         For a saved one: the weights file, if it was moved.
     seed
-        For a new model: random seed.
+        For a new model: random seed. For a saved one, method, seed and options must be its own, if they are given.
     resume
         Resume a call that was stopped; the model will be the same as without the stop.
     restart
@@ -138,7 +138,7 @@ def open_model(
     device: str,
     choose_backbone: Callable[[], str] | None = None,
 ) -> ContinualClassifier:
-    """Load the model in a folder, or create one with these settings; a saved model takes no settings but its backbone.
+    """Load the model in a folder, or create one with these settings; a saved model takes no others than its own.
 
     A new model whose backbone is not among the settings gets the one that `choose_backbone` returns, or the embedded one.
     """
@@ -154,9 +154,8 @@ def open_model(
     if not restart and has_stopped_call(folder):
         raise InputError(f"learning was stopped in '{folder}'; resume it with --resume, or discard it with --restart")
     if checkpoint.exists(folder):
-        for name in settings:
-            if name != "backbone":
-                raise OptionError(f"'{folder}' exists, and '{name}' can only be set for a new model")
+        for name, value in find_changes(settings, checkpoint.read_config(folder)).items():
+            raise OptionError(f"'{folder}' exists, with {name}={value}; '{name}' can only be set for a new model")
         return ContinualClassifier.load(folder, backbone=settings.get("backbone"), device=device)
     if folder.exists() and not is_reusable_folder(folder):
         raise InputError(f"'{folder}' exists but is not a caprompt model; choose another name")
@@ -184,14 +183,41 @@ def _create_model(settings: Mapping[str, Any], device: str, choose_backbone: Cal
 
 def _open_stopped_model(folder: Path, settings: Mapping[str, Any], device: str) -> ContinualClassifier:
     """Load the model whose call of `learn` was stopped."""
-    from caprompt.checkpoint.model import has_stopped_call
+    from caprompt import checkpoint
+    from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
     from caprompt.classifier import ContinualClassifier
 
-    if settings:
-        raise OptionError(f"a stopped call is resumed with its own settings; leave out {', '.join(sorted(settings))}")
     if not has_stopped_call(folder):
         raise InputError(f"nothing was stopped in '{folder}', so there is nothing to resume; learn without --resume")
+    config = checkpoint.read_config(folder / IN_PROGRESS)
+    changed = [*find_changes(settings, config)]
+    if "backbone" in settings and not _is_backbone(str(settings["backbone"]), config["backbone"]):
+        changed.append("backbone")
+    if changed:
+        raise OptionError(f"a stopped call is resumed with its own settings; leave out {', '.join(sorted(changed))}")
     return ContinualClassifier.load_stopped(folder, device=device) or ContinualClassifier.load(folder, device=device)
+
+
+def find_changes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved values of the settings that would change a saved model, so that a command can be given again as it was."""
+    from caprompt import methods
+    from caprompt.checkpoint.model import get_saved_options
+    from caprompt.experiments.config import split_settings
+    from caprompt.methods.options import validate_options
+
+    method = config["method"]
+    if settings.get("method", method) != method:
+        return {"method": method}
+    own, saved = {"method": method, "seed": config["seed"]}, get_saved_options(config)
+    parameters, options = split_settings(settings, [*own, "backbone"], list(saved), owner=method)
+    given = validate_options(methods.get_method(method).options_class, {**saved, **options}, owner=method).model_dump(mode="json")
+    values = {**saved, **own}
+    return {name: values[name] for name, value in {**given, **parameters}.items() if name in values and value != values[name]}
+
+
+def _is_backbone(name: str, saved: Mapping[str, str]) -> bool:
+    """Return whether a name or path is that of the backbone of a saved model."""
+    return name == saved["name"] or (bool(saved["path"]) and Path(name).expanduser().resolve() == Path(saved["path"]).resolve())
 
 
 def is_reusable_folder(folder: Path) -> bool:
