@@ -272,13 +272,16 @@ class ModelState:
         return model
 
     @classmethod
-    def load_stopped(cls, folder: str | Path, *, device: str = "auto") -> Self | None:
-        """Return the model, still without classes, whose very first call was stopped in this folder; `learn` with `resume=True`."""
+    def load_stopped(cls, folder: str | Path, *, backbone: str | Path | None = None, device: str = "auto") -> Self | None:
+        """Return the model, still without classes, whose very first call was stopped in this folder; `learn` with `resume=True`.
+
+        `backbone` is the path of the backbone's weights file, if it was moved.
+        """
         folder = Path(folder)
         if checkpoint.exists(folder) or not checkpoint.exists(folder / IN_PROGRESS):
             return None
         config = checkpoint.read_config(folder / IN_PROGRESS)
-        weights = load_saved_backbone(config["backbone"], folder, None)
+        weights = load_saved_backbone(config["backbone"], folder, backbone)
         with explain_damage(folder):
             return cls(config["method"], weights, seed=config["seed"], device=device, **get_saved_options(config))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from backbones.published import DEIT
 from export.local_hub import LocalHub
-from helpers import QUICK, assert_refused, caprompt_in_process, square, squares, write_backbone, write_squares
+from helpers import QUICK, assert_refused, caprompt_in_process, square, squares, tiny_vit, write_backbone, write_squares
 from huggingface_hub import constants
 from PIL import Image
 
@@ -23,7 +23,7 @@ from caprompt import ContinualClassifier, InputError, checkpoint
 from caprompt.backbones.weights import DEFAULT_BACKBONE
 from caprompt.callbacks.events import Event, StepEnded
 from caprompt.cli.commands.learn import describe_interrupt, is_reusable_folder, open_model
-from caprompt.errors import OptionError, UnknownOptionError
+from caprompt.errors import ModelFolderError, OptionError, UnknownOptionError
 from caprompt.experiments.config import RunConfig
 
 
@@ -66,6 +66,12 @@ def test_command_can_be_given_again_with_the_settings_of_its_model(tmp_path: Pat
     for name, value, before in (("method", "linear", "caprompt"), ("seed", 2, 1), ("modulation", 1, 0.1)):
         with pytest.raises(OptionError, match=f"with {name}={before}; '{name}' can only be set for a new model"):
             open_with(**{name: value})
+    with pytest.raises(OptionError, match="with alpha=0.0; 'alpha' can only be set"):  # which goes with another training_prompt
+        open_with(alpha=5)
+    with pytest.raises(OptionError, match="with epochs=2, seed=1; 'epochs', 'seed' can only be set"):
+        open_with(seed=2, epochs=3)
+    with pytest.raises(OptionError, match="'epochs' of caprompt cannot be 'many'"):
+        open_with(epochs="many")
     with pytest.raises(UnknownOptionError, match="did you mean 'epochs'"):
         open_with(epoch=2)
 
@@ -76,10 +82,21 @@ def test_stopped_call_must_be_resumed_or_discarded(tmp_path: Path, backbone: Pat
     with pytest.raises(InputError, match="with --resume, or discard it with --restart"):
         open_quick(tmp_path / "m", backbone)
     assert open_quick(tmp_path / "m", backbone, resume=True).method.options.modulation == 1  # type: ignore[attr-defined]
-    same = {"backbone": backbone, **QUICK, "modulation": 1}
-    assert not open_model(tmp_path / "m", same, resume=True, restart=False, device="cpu").classes
-    with pytest.raises(OptionError, match="leave out backbone, modulation"):
-        open_model(tmp_path / "m", {"backbone": "other.safetensors", "modulation": 2}, resume=True, restart=False, device="cpu")
+    with pytest.raises(OptionError, match="leave out modulation"):
+        open_quick(tmp_path / "m", backbone, resume=True, modulation=2)
+
+
+def test_stopped_call_is_resumed_with_its_backbone_wherever_that_is(tmp_path: Path) -> None:
+    folder, file = tmp_path / "m", write_backbone(tmp_path / "tiny.safetensors")
+    learn_and_stop(open_quick(folder, file), folder, epoch=1)
+    moved = file.rename(tmp_path / "moved.safetensors")
+    with pytest.raises(ModelFolderError, match="is no longer at"):
+        open_quick(folder, file, resume=True)
+    same = {"backbone": moved, **QUICK}
+    assert open_model(folder, same, resume=True, restart=False, device="cpu").backbone.path == moved
+    other = write_backbone(tmp_path / "other.safetensors", tiny_vit(seed=7))
+    with pytest.raises(ModelFolderError, match="the backbone's hash differs"):
+        open_model(folder, {"backbone": other}, resume=True, restart=False, device="cpu")
 
 
 def test_restart_discards_even_a_damaged_checkpoint(tmp_path: Path, backbone: Path) -> None:

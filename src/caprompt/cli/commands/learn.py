@@ -41,6 +41,8 @@ def learn(
 ) -> None:
     """Train a model on new classes, or on more images of known ones; a model that does not exist is created.
 
+    Method, seed and options are those of the first call; later calls need not give them, and cannot change them.
+
     Examples:
 
         caprompt learn pets photos/week1
@@ -60,7 +62,7 @@ def learn(
         For a new model: name of a backbone or weights file; without it, `caprompt backbones` says which one is chosen.
         For a saved one: the weights file, if it was moved.
     seed
-        For a new model: random seed. For a saved one, method, seed and options must be its own, if they are given.
+        For a new model: random seed.
     resume
         Resume a call that was stopped; the model will be the same as without the stop.
     restart
@@ -147,16 +149,19 @@ def open_model(
     from caprompt.checkpoint.model import has_stopped_call
     from caprompt.classifier import ContinualClassifier
 
+    backbone = str(settings["backbone"]) if "backbone" in settings else None
     if resume:
-        return _open_stopped_model(folder, settings, device)
+        return _open_stopped_model(folder, settings, backbone, device)
     if restart and not has_stopped_call(folder):
         raise InputError(f"nothing was stopped in '{folder}', so there is nothing to restart; learn without --restart")
     if not restart and has_stopped_call(folder):
         raise InputError(f"learning was stopped in '{folder}'; resume it with --resume, or discard it with --restart")
     if checkpoint.exists(folder):
-        for name, value in find_changes(settings, checkpoint.read_config(folder)).items():
-            raise OptionError(f"'{folder}' exists, with {name}={value}; '{name}' can only be set for a new model")
-        return ContinualClassifier.load(folder, backbone=settings.get("backbone"), device=device)
+        changes = find_changes(folder, settings)
+        if changes:
+            values, names = (", ".join(f"{name}={value}" for name, value in changes.items()), "', '".join(changes))
+            raise OptionError(f"'{folder}' exists, with {values}; '{names}' can only be set for a new model")
+        return ContinualClassifier.load(folder, backbone=backbone, device=device)
     if folder.exists() and not is_reusable_folder(folder):
         raise InputError(f"'{folder}' exists but is not a caprompt model; choose another name")
     check_local(folder)
@@ -181,43 +186,45 @@ def _create_model(settings: Mapping[str, Any], device: str, choose_backbone: Cal
     return ContinualClassifier(device=device, **parameters, **options)
 
 
-def _open_stopped_model(folder: Path, settings: Mapping[str, Any], device: str) -> ContinualClassifier:
+def _open_stopped_model(folder: Path, settings: Mapping[str, Any], backbone: str | None, device: str) -> ContinualClassifier:
     """Load the model whose call of `learn` was stopped."""
-    from caprompt import checkpoint
     from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
     from caprompt.classifier import ContinualClassifier
 
     if not has_stopped_call(folder):
         raise InputError(f"nothing was stopped in '{folder}', so there is nothing to resume; learn without --resume")
-    config = checkpoint.read_config(folder / IN_PROGRESS)
-    changed = [*find_changes(settings, config)]
-    if "backbone" in settings and not _is_backbone(str(settings["backbone"]), config["backbone"]):
-        changed.append("backbone")
-    if changed:
-        raise OptionError(f"a stopped call is resumed with its own settings; leave out {', '.join(sorted(changed))}")
-    return ContinualClassifier.load_stopped(folder, device=device) or ContinualClassifier.load(folder, device=device)
+    changes = find_changes(folder / IN_PROGRESS, settings)
+    if changes:
+        raise OptionError(f"a stopped call is resumed with its own settings; leave out {', '.join(changes)}")
+    stopped = ContinualClassifier.load_stopped(folder, backbone=backbone, device=device)
+    return stopped or ContinualClassifier.load(folder, backbone=backbone, device=device)
 
 
-def find_changes(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved values of the settings that would change a saved model, so that a command can be given again as it was."""
-    from caprompt import methods
-    from caprompt.checkpoint.model import get_saved_options
+def find_changes(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved values of those settings that would change a saved model; its backbone is checked when it is loaded.
+
+    So a command can be given again as it was, for the next folder or to resume it.
+    """
+    from caprompt import checkpoint, methods
+    from caprompt.checkpoint.model import explain_damage, get_saved_options
     from caprompt.experiments.config import split_settings
     from caprompt.methods.options import validate_options
 
+    config = checkpoint.read_config(folder)
     method = config["method"]
     if settings.get("method", method) != method:
         return {"method": method}
-    own, saved = {"method": method, "seed": config["seed"]}, get_saved_options(config)
-    parameters, options = split_settings(settings, [*own, "backbone"], list(saved), owner=method)
-    given = validate_options(methods.get_method(method).options_class, {**saved, **options}, owner=method).model_dump(mode="json")
-    values = {**saved, **own}
-    return {name: values[name] for name, value in {**given, **parameters}.items() if name in values and value != values[name]}
-
-
-def _is_backbone(name: str, saved: Mapping[str, str]) -> bool:
-    """Return whether a name or path is that of the backbone of a saved model."""
-    return name == saved["name"] or (bool(saved["path"]) and Path(name).expanduser().resolve() == Path(saved["path"]).resolve())
+    with explain_damage(folder):
+        saved = get_saved_options(config)
+    parameters, options = split_settings(settings, ["method", "backbone", "seed"], list(saved), owner=method)
+    options_class = methods.get_method(method).options_class
+    try:
+        given = validate_options(options_class, {**saved, **options}, owner=method)
+    except OptionError:  # an option is invalid, or does not go with others of the model, and so differs from its own
+        given = validate_options(options_class, options, owner=method)
+    values = {**given.model_dump(mode="json", include=set(options)), **parameters}
+    own = {**saved, "method": method, "seed": config["seed"]}
+    return {name: own[name] for name, value in values.items() if name in own and value != own[name]}
 
 
 def is_reusable_folder(folder: Path) -> bool:
