@@ -83,8 +83,10 @@ def run_experiment(
                 keep_versions=0,
                 callbacks=callback,
             )
-        elif communicator.rank == 0:  # it was learned by a process that was killed before the test
-            finish_killed_save(folder / "model")
+        else:  # it was learned by a process that was killed before the test
+            communicator.wait()  # until all processes have loaded the model
+            if communicator.rank == 0:
+                finish_killed_save(folder / "model")
         output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task, communicator=communicator)
         row = _make_row(model, model.score_outputs(output, tasks if config.joint else None))
         results = replace(results, rows=[*results.rows, row])

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def learn(job: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """Teach the images of an upload, but for those that are held out, which the model is then tested on."""
-    from caprompt.checkpoint.model import has_stopped_call
+    from caprompt.checkpoint.model import finish_killed_save, has_stopped_call
     from caprompt.data.samples import Samples
 
     report("starting", 0.0)
@@ -63,7 +63,7 @@ def learn(job: Mapping[str, Any], report: Report) -> dict[str, Any]:
     model, is_done = _open_model(job, samples)
     before = set(model.classes)
     if is_done:
-        _discard_checkpoint(folder)
+        finish_killed_save(folder)
         added = _list_new(model.lessons[-1])
     else:
         resume = has_stopped_call(folder)
@@ -149,15 +149,6 @@ def _open_model(job: Mapping[str, Any], samples: Any) -> tuple[Any, bool]:
     last = model.lessons[-1] if model.lessons else {}
     is_done = model.num_calls == job["calls"] + 1 and last.get("kind") == "learn" and _count(last) == samples.counts()
     return model, is_done and len(model.table.find_learned(samples)) == len(samples)
-
-
-def _discard_checkpoint(folder: Path) -> None:
-    """Delete the last checkpoint of a lesson that was killed when it was complete."""
-    from caprompt import checkpoint
-    from caprompt.checkpoint.model import IN_PROGRESS
-
-    with checkpoint.lock_folder(folder):
-        checkpoint.discard(folder / IN_PROGRESS)
 
 
 def _count(lesson: Mapping[str, Any]) -> dict[str, int]:
