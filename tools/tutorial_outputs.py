@@ -126,8 +126,9 @@ def open_session(folder: Path) -> Iterator[Session]:
         console.out._width, console.err._width = widths
         sys.path[:] = path
         for name in set(registry._REGISTRY) - set(methods):
-            module = registry._REGISTRY.pop(name).__module__
-            if module not in modules:
+            module = registry._REGISTRY[name].__module__
+            if module not in modules and not module.startswith("caprompt."):
+                del registry._REGISTRY[name]
                 sys.modules.pop(module, None)
         registry._load_entry_points.cache_clear()
 
