@@ -1,4 +1,4 @@
-"""What other programs on the same cores cost: `caprompt run` alone, and beside ten processes that never rest.
+"""What other programs on the same cores cost: `caprompt run` alone, and beside processes that never rest, ten unless said else.
 
     python benchmarks/busy_machine.py        # prints seconds and their ratio, writes results/speed/busy_machine.json
     python benchmarks/busy_machine.py --demo # `make demo` instead of a small run, writes busy_demo.json
@@ -7,8 +7,8 @@ Every core is shared fairly, so that with P other processes on N cores a run on 
 about (N + P) / N times as long, and no more. PyTorch's threads wait for each other many times a second, and how they wait decides
 it. Both ways are measured: asleep, as `caprompt` sets it, and spinning, which is PyTorch's default, the latter once. A run that
 takes longer than `--limit` times its time alone is ended, and counts as that. The controls are processes of one thread, which wait
-for nothing; what they take beyond (1 + P) / N times their time alone is due to the machine. One counts, the other passes images
-through the network, whose weights it has to read again from memory whenever other programs had the cores.
+for nothing; what they take beyond (1 + P) / N times their time alone, where P is at least N - 1, is due to the machine. One counts,
+the other passes images through the network, whose weights it has to read again from memory whenever other programs had the cores.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def measure(time_one: Callable[[str, float | None], float], policy: str, rounds:
         alone.append(time_one(policy, None))
         with keep_busy(args.processes):
             beside.append(time_one(policy, args.limit * alone[-1]))
-        print(f"{time_one.__name__}, {policy}: {alone[-1]:.1f} s alone, {beside[-1]:.1f} s beside", flush=True)
+        print(f"{time_one.__name__.removeprefix('time_')}: {alone[-1]:.1f} s alone, {beside[-1]:.1f} s beside", flush=True)
+    ended = any(each >= args.limit * own for own, each in zip(alone, beside, strict=True))
     usual, longer = statistics.median(alone), statistics.median(beside)
-    ended = any(each >= args.limit * usual for each in beside)
     return {"seconds_alone": usual, "seconds_beside": longer, "ratio": longer / usual, "ended": ended}
 
 
@@ -103,7 +103,7 @@ def main() -> None:
         "processes": args.processes,
         "rounds": args.rounds,
         "in_proportion": (cores + args.processes) / cores,
-        "in_proportion_one_thread": (1 + args.processes) / cores,
+        "in_proportion_one_thread": max(1.0, (1 + args.processes) / cores),
         "waiting": waiting,
         "controls": {
             "counting": measure(time_counting, ASLEEP, max(3, args.rounds)),

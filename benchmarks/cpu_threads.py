@@ -2,8 +2,8 @@
 
     python benchmarks/cpu_threads.py                 # prints a table, writes results/speed/cpu_threads.json
 
-`W x T`: W workers have a part of each batch, and each lets PyTorch divide its operations among T threads; with one worker, every
-operation is divided among all. All cores are used, or with T = 1 only W of them. The default's own step, embedded backbone; the
+`W x T`: W workers have a part of each batch, and each lets PyTorch divide its operations among T threads; with one worker, all
+operations are divided. All cores are used, or with T = 1 only W of them. The default's own step, embedded backbone; the
 settings in turn, means of some steps each. At prediction W threads have one image each, which no others divide: that backbone, and
 one of DeiT-Ti's size with random weights.
 """
@@ -46,10 +46,11 @@ def build(vit: ViT) -> Method:
     return method
 
 
-def list_settings(cores: int) -> list[tuple[int, int]]:
-    """Return the numbers of workers, and of the threads of each, to compare on so many cores."""
+def list_settings(cores: int, size: int) -> list[tuple[int, int]]:
+    """Return the numbers of workers, and of the threads of each, to compare on so many cores for batches of a size."""
     all_cores = [(workers, cores // workers) for workers in (1, 2, 4, 8) if cores % workers == 0]
-    return [*all_cores, *((workers, 1) for workers in (1, 2, 3, 4, 6) if workers < cores)]
+    fewer = [(workers, 1) for workers in (1, 2, 3, 4, 6) if workers < cores]
+    return [(workers, threads_each) for workers, threads_each in (*all_cores, *fewer) if workers <= size]
 
 
 def time_steps(method: Method, size: int, workers: int, threads_each: int) -> float:
@@ -82,14 +83,14 @@ def time_predictions(method: Method, workers: int) -> float:
 
 
 def main() -> None:
-    """Measure every number of workers, print, write."""
+    """Measure every setting, print, write."""
     cores = torch.get_num_threads()
     methods = {"embedded": build(load_backbone(DEFAULT_BACKBONE).build()), "DeiT-Ti's size": build(ViT(DEIT_TINY))}
     rows, predictions = [], []
     for processes in (0, args.processes):
         with keep_busy(processes):
             for size in BATCHES:
-                seconds = {f"{w} x {t}": time_steps(methods["embedded"], size, w, t) for w, t in list_settings(cores)}
+                seconds = {f"{w} x {t}": time_steps(methods["embedded"], size, w, t) for w, t in list_settings(cores, size)}
                 rows.append({"processes": processes, "batch": size, "seconds": seconds})
                 print(rows[-1], flush=True)
     for processes in (0, args.processes):

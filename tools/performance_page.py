@@ -203,10 +203,14 @@ def format_busy_machine(result: dict[str, Any]) -> str:
 
 def format_cpu_threads(result: dict[str, Any]) -> str:
     """Return the milliseconds of a training step and of a prediction by the number of threads with images of their own."""
-    settings = list(result["rows"][0]["seconds"])
+    settings = list(dict.fromkeys(setting for row in result["rows"] for setting in row["seconds"]))
     heads = ["busy processes", "batch", *(f"{setting}, ms" for setting in settings)]
     rows = [
-        [str(row["processes"]), str(row["batch"]), *(f"{1e3 * row['seconds'][setting]:.0f}" for setting in settings)]
+        [
+            str(row["processes"]),
+            str(row["batch"]),
+            *(f"{1e3 * row['seconds'][setting]:.0f}" if setting in row["seconds"] else "-" for setting in settings),
+        ]
         for row in result["rows"]
     ]
     counts = list(result["predictions"][0]["seconds"])
