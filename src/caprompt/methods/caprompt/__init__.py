@@ -20,8 +20,8 @@ is done here. Above all, prefixes are built per image, so a prediction never dep
 images of its batch; the exception, for comparison with published tables, is `protocol="released"`
 (`components/batch_leak.py`).
 
-`mixture` is the paper: prompts, passes, losses, prediction. `regression` is what a task adds to the classifier, and the method as a
-whole. `options` has all of its options.
+`mixture` has the paper's prompts, passes, losses and prediction. `regression` has what a task adds to the classifier, also the
+alignment of the paper's head, and the method as a whole. `options` has all of its options.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from caprompt.methods.components.batch_leak import mix_batch
 from caprompt.methods.components.heads import CosineHead, LinearHead
 from caprompt.methods.components.prefix import PLACES, ModulatedPrefix, Prefix, draw_prompt, resolve_layers
 from caprompt.methods.components.ridge import RandomRidge
-from caprompt.methods.components.strength import USUAL
 
 __all__ = ["RATE_TIMES_WIDTH", "PromptMixture", "concave_gap", "linear_loss", "replace_last_block"]
 
@@ -71,29 +70,16 @@ class PromptMixture(Method):
     head: LinearHead | CosineHead
     earlier: Tensor  # prompts of the earlier tasks, frozen: (T - 1, L, 2, n, D)
 
-    def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
+    def __init__(self, vit: ViT, options: CAPromptOptions, ridge: RandomRidge | None) -> None:
         super().__init__(vit, options, CosineHead(vit.config.width) if options.training_head == "cosine" else None)
         self.layers = resolve_layers(vit.config, options)
         prompt = self.draw_prompt(torch.Generator())
         self.prompt = nn.Parameter(prompt)  # of the newest task, (L, 2, n, D)
         self.register_buffer("earlier", prompt.new_empty(0, *prompt.shape))
-        self.ridge = None if options.classifier == "aligned" else self.build_regression()
+        self.ridge = ridge  # the classifier; without one, it is the head
         self.num_blocks = 1 if options.readout_blocks == "auto" else options.readout_blocks  # K
         if self.num_blocks > vit.config.depth:
             raise OptionError(f"option 'readout_blocks' is {self.num_blocks}, but this backbone has {vit.config.depth} blocks")
-
-    def build_regression(self) -> RandomRidge:
-        """Return the regression without any images."""
-        options = self.options
-        strength = None if options.ridge_strength == "held-out" else self.given_strength
-        dtype = torch.float64 if options.exact_sums else torch.float32
-        width = self.vit.config.width
-        return RandomRidge(width, options.projections, strength, keep_features=options.keep_features, dtype=dtype)
-
-    @property
-    def given_strength(self) -> float:
-        """The regression's strength for a single row of an image: the given one, or the usual one where it is selected."""
-        return self.options.ridge_strength if isinstance(self.options.ridge_strength, float) else USUAL
 
     @property
     def can_compile_step(self) -> bool:

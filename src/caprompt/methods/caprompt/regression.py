@@ -1,7 +1,7 @@
 """CAPrompt as a whole: the mixture of prompts, and what every task adds to its classifier.
 
 That is a closed-form regression, fitted to the features of both passes over the task's images, or with `classifier="aligned"` the
-paper's head, aligned with replayed features. Shapes: as in `mixture`, and n images.
+paper's head, aligned with replayed features. Shapes: as in `mixture`, and N images of a task.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from caprompt.methods.caprompt.options import CAPromptOptions
 from caprompt.methods.components import alignment
 from caprompt.methods.components.exact_sums import OTHER_PROJECTION, OTHER_TRAINING
 from caprompt.methods.components.readout import list_candidates, select_num_blocks
-from caprompt.methods.components.ridge import MAX_SCORED
+from caprompt.methods.components.ridge import MAX_SCORED, RandomRidge
 from caprompt.methods.components.shared_rows import SharedRows
 from caprompt.methods.components.statistics import Statistics
-from caprompt.methods.components.strength import STRENGTHS, choose_images, make_evidence, select_strength
+from caprompt.methods.components.strength import STRENGTHS, USUAL, choose_images, make_evidence, select_strength
 from caprompt.methods.options import USUAL_CROP
 from caprompt.methods.registry import register
 from caprompt.utils.communication import get_communicator
@@ -39,7 +39,19 @@ SMALL_SHARE = 0.5  # of the side of the network's input; smaller images are read
 ZOOM = 0.8  # side of the narrow crop, relative to that at prediction
 MAX_SCORED_ROWS = 6 * MAX_SCORED  # of the regression, for all images that are scored as if they were left out
 
-LabeledFeatures: TypeAlias = list[tuple[Tensor, Tensor]]  # batches of features (n, K D) and classes (n,)
+LabeledFeatures: TypeAlias = list[tuple[Tensor, Tensor]]  # batches of features (N, K D) and classes (N,)
+
+
+def build_regression(width: int, options: CAPromptOptions) -> RandomRidge:
+    """Return the regression without any images, for features of a width."""
+    strength = None if options.ridge_strength == "held-out" else get_strength(options)
+    dtype = torch.float64 if options.exact_sums else torch.float32
+    return RandomRidge(width, options.projections, strength, keep_features=options.keep_features, dtype=dtype)
+
+
+def get_strength(options: CAPromptOptions) -> float:
+    """Return the regression's strength for a single row of an image: the given one, or the usual one where it is selected."""
+    return options.ridge_strength if isinstance(options.ridge_strength, float) else USUAL
 
 
 @register("caprompt")
@@ -72,7 +84,7 @@ class CAPrompt(PromptMixture):
     reads_whole: Tensor  # whether images are read whole, and not with the usual crop; only with test_crop='auto'
 
     def __init__(self, vit: ViT, options: CAPromptOptions) -> None:
-        super().__init__(vit, options)
+        super().__init__(vit, options, None if options.classifier == "aligned" else build_regression(vit.config.width, options))
         if options.kept_change != 1:
             self.register_buffer("before_training", self.prompt.new_empty(0, *self.prompt.shape))
         width = vit.config.width
@@ -183,12 +195,12 @@ class CAPrompt(PromptMixture):
             return
         features, labels = self.read_blocks(batches, candidates[-1], generator)
         blocks = features.unflatten(1, (-1, self.vit.config.width))
-        self.selected_blocks.fill_(select_num_blocks(blocks, labels, self.given_strength, candidates))
+        self.selected_blocks.fill_(select_num_blocks(blocks, labels, get_strength(self.options), candidates))
         get_communicator().copy_from_first(self.selected_blocks)  # unlike devices may round a near tie differently
         self.set_num_blocks(int(self.selected_blocks))
 
     def read_blocks(self, batches: Batches, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the frozen backbone's features of some images, (n, num_blocks D), and their classes (n,)."""
+        """Return the frozen backbone's features of some images, (N, num_blocks D), and their classes (N,)."""
         assert self.ridge is not None
         pairs = [(self.vit(images, num_blocks=num_blocks), labels) for images, labels in batches]
         shared = SharedRows([len(labels) for _, labels in pairs], get_communicator())
@@ -346,7 +358,7 @@ class CAPrompt(PromptMixture):
         The prompt of the first pass was not trained on them. The second pass takes its task weights from the outputs of that one,
         so that it goes astray as often as for new images, though the prompt of their own task was trained on them. In the first
         task, one pass is without a prompt, and the regression on these images alone. docs/calibration.md says why this works.
-        `own_rows` are the features of all images of the call in this process, (n, K D) each: of the first and the second pass
+        `own_rows` are the features of all images of the call in this process, (N, K D) each: of the first and the second pass
         over each of their views; `own_labels` are their classes. `trained_first` says that the call trained the prompt
         of the first task.
         """
@@ -413,7 +425,7 @@ class CAPrompt(PromptMixture):
         return self.extract_views(self.list_sources(batches), self.extract_second_features, first)
 
     def extract_by_weights(self, batches: Batches, weights: Tensor) -> Tensor:
-        """Compute the features of all images with prompts mixed by the given weights: (n, T) -> (n, D)."""
+        """Compute the features of all images with prompts mixed by the given weights: (N, T) -> (N, D)."""
         features, start = [weights.new_zeros(0, self.vit.config.width)], 0
         for images, labels in batches:
             own = weights[start : start + len(labels)]

@@ -1,4 +1,4 @@
-"""CAPrompt with `classifier="ridge"`."""
+"""CAPrompt with `classifier="ridge"`: what every task adds to the regression."""
 
 from __future__ import annotations
 
