@@ -1,4 +1,4 @@
-"""Write the tables of results/speed/*.json into docs/performance.md, between `<!-- NAME -->` and `<!-- end -->`.
+"""Write the tables of results/speed/*.json into docs/performance.md and README.md, between `<!-- NAME -->` and `<!-- end -->`.
 
     python tools/performance_page.py                 # after any of the benchmarks; without new results nothing changes
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "results" / "speed", ROOT / "docs" / "performance.md"
+RESULTS, PAGE, README = ROOT / "results" / "speed", ROOT / "docs" / "performance.md", ROOT / "README.md"
 
 
 def format_table(heads: list[str], rows: list[list[str]]) -> str:
@@ -245,7 +245,32 @@ def format_sums(result: dict[str, Any]) -> str:
     return f"{table}\n\n{result['projections']:,} projections, {result['classes']} classes, {result['images']:,} images."
 
 
-FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
+def format_summary(calls: dict[str, Any], prediction: dict[str, Any], training: dict[str, Any]) -> str:
+    """Return the rates of a user's calls beside those of a plain implementation's network alone, in small and in large batches."""
+    seconds = {row["what"]: (row["images"], row["warm_s"]) for row in calls["rows"]}
+
+    def format_rate(call: str) -> str:
+        images, warm = seconds[call]
+        return f"{images / warm:,.0f}"
+
+    def format_plain(result: dict[str, Any], dtype: str) -> str:
+        rates = [f"{row['images_per_s']:,.0f}" for row in result["rows"] if row["variant"] == f"plain {dtype}"]
+        return " / ".join(rates)
+
+    dtypes = ("TF32", "bf16")
+    predicting, learning = ([format_plain(result, dtype) for dtype in dtypes] for result in (prediction, training))
+    rows = [
+        ["`predict`, arrays", format_rate("predict, arrays"), *predicting],
+        ["`predict`, JPEG files", format_rate("predict, JPEG files"), "", ""],
+        ["`evaluate`, JPEG files", format_rate("evaluate, folder of JPEG files"), "", ""],
+        ["`learn`, JPEG files, 14 epochs", format_rate("learn, the default's 14 epochs, whole call"), *learning],
+    ]
+    array, file = (1e3 * seconds[f"predict_one, {kind}"][1] for kind in ("array", "JPEG file"))
+    table = format_table(["call", "the whole call", *(f"plain {dtype}, network alone" for dtype in dtypes)], rows)
+    return f"{table}\n\nA single image takes {array:.1f} ms as an array and {file:.1f} ms as a file."
+
+
+FORMATTERS: dict[str, Callable[..., str]] = {
     "train_step": format_train_step,
     "fused_gelu": format_fused_gelu,
     "prediction": format_prediction,
@@ -266,22 +291,26 @@ FORMATTERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "invariance": format_invariance,
     "invariance_cpu": format_invariance,
     "precision": format_precision,
+    "speed": format_summary,
 }
+SEVERAL_FILES = {"speed": ("end_to_end", "prediction", "train_step")}  # any other part shows the file of its own name
 
 
 def fill_page(text: str, results: Path = RESULTS) -> str:
-    """Return the page with every marked part replaced by the table of its file."""
+    """Return the page with every marked part replaced by the table of its files."""
 
     def format_part(match: re.Match[str]) -> str:
-        name, path = match[1], results / f"{match[1]}.json"
-        if not path.is_file():
+        name = match[1]
+        paths = [results / f"{each}.json" for each in SEVERAL_FILES.get(name, (name,))]
+        if not all(path.is_file() for path in paths):
             return f"<!-- {name} -->\nNot measured yet.\n<!-- end -->"
-        result = json.loads(path.read_text(encoding="utf-8"))
-        return f"<!-- {name} -->\n{FORMATTERS[name](result)}\n\n{format_conditions(result)}\n<!-- end -->"
+        measured = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return f"<!-- {name} -->\n{FORMATTERS[name](*measured)}\n\n{format_conditions(measured[0])}\n<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", format_part, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"saved {PAGE}")
+    for path in (PAGE, README):
+        path.write_text(fill_page(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"saved {path}")

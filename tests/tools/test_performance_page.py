@@ -1,11 +1,13 @@
-"""docs/performance.md shows the tables of results/speed, and nothing else."""
+"""docs/performance.md and the README show the tables of results/speed, and nothing else."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from helpers import ROOT
@@ -22,12 +24,26 @@ def tool() -> ModuleType:
 
 
 def test_tables_are_those_of_the_files(tool: ModuleType) -> None:
-    text = tool.PAGE.read_text(encoding="utf-8")
-    assert tool.fill_page(text) == text, "write it again with `make results`"
-    shown = {name for name in re.findall(r"<!-- (\w+) -->", text) if name != "end"}
-    assert len(shown) > 5
-    assert all((tool.RESULTS / f"{name}.json").is_file() for name in shown)
+    pages = [path.read_text(encoding="utf-8") for path in (tool.PAGE, tool.README)]
+    for text in pages:
+        assert tool.fill_page(text) == text, "write it again with `make results`"
+    shown = {name for text in pages for name in re.findall(r"<!-- (\w+) -->", text) if name != "end"}
     assert tool.FORMATTERS.keys() == shown
+    assert {file for name in shown for file in tool.SEVERAL_FILES.get(name, (name,))} <= {path.stem for path in tool.RESULTS.iterdir()}
+
+
+def test_the_readme_quotes_the_benchmarks(tool: ModuleType) -> None:
+    seconds = {row["what"]: row["warm_s"] / row["images"] for row in read_rows(tool, "end_to_end")}
+    plain = {(row["variant"], row["batch"]): row["images_per_s"] for row in read_rows(tool, "prediction")}
+    (row,) = re.findall(r"^\| `predict`, arrays \| (.*) \|$", tool.README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    quoted = [float(rate) for rate in re.findall(r"[\d.]+", row.replace(",", ""))]
+    cells = [plain[f"plain {dtype}", batch] for dtype in ("TF32", "bf16") for batch in (24, 256)]
+    assert quoted == pytest.approx([1 / seconds["predict, arrays"], *cells], abs=0.5)
+
+
+def read_rows(tool: ModuleType, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((tool.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def test_a_changed_value_is_corrected(tool: ModuleType) -> None:
