@@ -21,7 +21,7 @@ from _common import ROOT
 from torch import Tensor
 from views import STRENGTH, USUAL, WHOLE, Views, extract, predict, rank_images
 
-from caprompt.methods.caprompt.regression import ZOOM
+from caprompt.methods.caprompt.classifier import ZOOM
 from caprompt.methods.components.readout import compute_left_out_errors, find_lowest, list_candidates
 
 CROPS = {"0.875": USUAL, "whole": WHOLE}

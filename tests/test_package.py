@@ -31,7 +31,7 @@ def test_every_test_file_has_its_module() -> None:
     """A test of a/b.py is tests/a/test_b.py; tests of no single module stand at the top of tests/, in docs/ or in robust/."""
     modules = [*MODULES, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
     known = {path.relative_to(PACKAGE).with_name(f"test_{path.stem.lstrip('_')}.py") for path in modules}
-    outside = {"cli/commands/test_run_bad_data.py", "methods/test_caprompt_fixture.py"}
+    outside = {"cli/commands/test_run_bad_data.py", "methods/caprompt/test_fixture.py"}
     outside |= {"report/test_browser.py", "testing/test_model_behavior.py"}
     stray = []
     for path in sorted((ROOT / "tests").glob("*/**/test_*.py")):

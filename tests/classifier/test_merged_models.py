@@ -136,7 +136,7 @@ def test_models_that_share_a_trained_first_task_are_merged(
     backbone: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RanPAC with an adapter may learn new classes after it, CAPrompt further images; what the first images selected stays."""
-    monkeypatch.setattr("caprompt.methods.caprompt.regression.SMALL_SHARE", 10.0)  # whole images
+    monkeypatch.setattr("caprompt.methods.caprompt.classifier.SMALL_SHARE", 10.0)  # whole images
     options: dict[str, Any] = {"epochs": 2, "batch_size": 8, "projections": 60, "exact_sums": True}
     options |= {"adapt_first": True, "bottleneck": 4} if name == "ranpac" else {"length": 4, "epochs": 2}
     names = NAMES if name == "ranpac" else NAMES[:2]

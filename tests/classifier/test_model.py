@@ -278,7 +278,7 @@ def test_method_can_have_the_images_of_a_lesson_with_another_crop(backbone: Path
 
 def test_selected_crop_is_used_everywhere(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole images are selected; predictions, evaluations and explanations read them, also after loading."""
-    monkeypatch.setattr("caprompt.methods.caprompt.regression.SMALL_SHARE", 10.0)
+    monkeypatch.setattr("caprompt.methods.caprompt.classifier.SMALL_SHARE", 10.0)
     model = ContinualClassifier("caprompt", backbone, **quick_options("caprompt"))  # type: ignore[arg-type]
     model.learn(squares(["red", "green"]))
     model.save(tmp_path / "model")

@@ -99,7 +99,7 @@ def test_a_built_in_name_cannot_be_registered_again(install: Callable[..., None]
         CapromptWarning, match=r"'fake-package': the method name 'caprompt' of fake_plugin\.Plugin is already registered"
     ):
         list_methods()
-    assert registry._REGISTRY["caprompt"].__module__ == "caprompt.methods.caprompt.regression"
+    assert registry._REGISTRY["caprompt"].__module__ == "caprompt.methods.caprompt.classifier"
 
 
 def test_a_module_may_register_its_method_again(install: Callable[..., None]) -> None:

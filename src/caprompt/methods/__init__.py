@@ -1,4 +1,4 @@
-"""Class-incremental learning methods, one module each.
+"""Class-incremental learning methods, one module or package each.
 
 To add one, add a module with a class that is decorated with `@register("name")`.
 """

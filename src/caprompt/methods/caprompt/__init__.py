@@ -20,14 +20,14 @@ is done here. Above all, prefixes are built per image, so a prediction never dep
 images of its batch; the exception, for comparison with published tables, is `protocol="released"`
 (`components/batch_leak.py`).
 
-`mixture` has the paper's prompts, passes, losses and prediction. `regression` has what a task adds to the classifier, also the
-alignment of the paper's head, and the method as a whole. `options` has all of its options.
+`mixture` has the paper's prompts, passes, losses and prediction; `classifier` what a task adds to the
+classifier, and with it the method as a whole; `options` all of its options.
 """
 
 from __future__ import annotations
 
+from caprompt.methods.caprompt.classifier import CAPrompt
 from caprompt.methods.caprompt.mixture import concave_gap, linear_loss
 from caprompt.methods.caprompt.options import CAPromptOptions
-from caprompt.methods.caprompt.regression import CAPrompt
 
 __all__ = ["CAPrompt", "CAPromptOptions", "concave_gap", "linear_loss"]

@@ -1,10 +1,11 @@
-"""CAPrompt with `classifier="ridge"`: what every task adds to the regression."""
+"""CAPrompt as a whole: what every task adds to its classifier."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,21 @@ from helpers import TINY, extract_both_passes, tiny_vit
 from torch import Tensor
 
 from caprompt.backbones.vit import ViT
+from caprompt.errors import OptionError
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions
 from caprompt.methods.components.ridge import RandomRidge
+
+IMAGES = torch.randn(6, 3, TINY.image_size, TINY.image_size, generator=torch.Generator().manual_seed(5))
+LABELS = torch.tensor([3, 4, 5, 3, 4, 5])
+
+
+def make_untrained(*sizes: int, **options: object) -> CAPrompt:
+    """Return a method with a regression, and a random prompt for each task of so many classes."""
+    method = CAPrompt(tiny_vit(), CAPromptOptions(**{"length": 4, "projections": 60, **options}))  # type: ignore[arg-type]
+    for number, num_classes in enumerate(sizes):
+        method.begin_task(num_classes, torch.Generator().manual_seed(number))
+        method.prompt.data.normal_(0, 1, generator=torch.Generator().manual_seed(10 + number))
+    return method
 
 
 def make_trained(**options: object) -> CAPrompt:
@@ -193,7 +207,7 @@ def test_blocks_are_selected_by_the_crop_that_is_read() -> None:
 
 
 def test_fewer_images_are_scored_as_left_out_if_each_has_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caprompt.methods.caprompt.regression.MAX_SCORED_ROWS", 36)
+    monkeypatch.setattr("caprompt.methods.caprompt.classifier.MAX_SCORED_ROWS", 36)
     for crops, expected in ((True, 3), (False, 6)):  # twelve and four rows for each of six images
         method, _ = learn_croppable(6, crops=crops)
         assert method.honest_scores is not None
@@ -358,7 +372,7 @@ def test_strength_is_selected_by_the_images_of_all_calls_and_relative_to_images(
         gains[:, 4] = 1.0
         return gains
 
-    monkeypatch.setattr("caprompt.methods.caprompt.regression.make_evidence", prefer_strongest)
+    monkeypatch.setattr("caprompt.methods.caprompt.classifier.make_evidence", prefer_strongest)
     method = learn_strengths((5, 6))
     assert seen == [10, 12]
     assert method.strength_evidence[2, 4] == 2
@@ -382,3 +396,85 @@ def test_strength_is_not_selected_where_images_must_not_decide(options: dict[str
     assert not hasattr(method, "strength_evidence")
     assert method.ridge is not None
     assert method.ridge.ridge.relative_strength == options.get("ridge_strength", 0.1)
+
+
+def test_cosine_head_starts_at_the_means_of_new_classes() -> None:
+    """With the prompt that training starts from; rows of earlier classes stay as they are."""
+    method = make_untrained(2, 1, 3)
+    before = method.head.weight.detach().clone()
+    labels = torch.tensor([3, 5, 5, 3, 3, 5])  # no image of class 4
+    method.prepare([(IMAGES[:4], labels[:4]), (IMAGES[4:], labels[4:])], torch.Generator())
+    stem = method.vit.stem(IMAGES)
+    features = method.extract_features(stem, method.expand_prompt(method.prompt, stem)).detach()
+    for number in (3, 5):
+        torch.testing.assert_close(method.head.weight[number], features[labels == number].mean(dim=0), rtol=1e-4, atol=1e-5)
+    assert torch.equal(method.head.weight[[0, 1, 2, 4]], before[[0, 1, 2, 4]])
+    assert method.head.weight.requires_grad
+
+
+def fit_two_tasks(**options: Any) -> CAPrompt:
+    """A method with a regression that was fitted to two tasks; nothing was trained."""
+    method = make_untrained(**options)
+    for number in range(2):
+        rng = torch.Generator().manual_seed(number)
+        method.begin_task(3, rng)
+        method.prompt.data.normal_(0, 1, generator=rng)
+        batches = [(IMAGES, LABELS - 3 * (number == 0))]
+        method.choose_by_images(batches, rng)
+        method.prepare(batches, rng)
+        method.consolidate(batches, rng)
+    return method
+
+
+def test_blocks_before_the_last_are_read_in_the_first_pass_only() -> None:
+    method = fit_two_tasks(readout_blocks=2)
+    stem = method.vit.stem(IMAGES)
+    first, second = extract_both_passes(method, IMAGES)
+    assert first.shape == second.shape == (6, 2 * TINY.width)
+    torch.testing.assert_close(first, method.vit(stem, method.build_adaptation(method.expand_prompt(method.prompts[0], stem)), 2))
+    assert torch.equal(first[:, : TINY.width], second[:, : TINY.width])
+    assert not torch.allclose(first[:, TINY.width :], second[:, TINY.width :])
+    torch.testing.assert_close(method.predict(IMAGES).logits, method.classify(second))
+    weights = method.compute_task_weights(method.classify(first))
+    torch.testing.assert_close(method.compute_logits(stem, weights), method.classify(second), msg="without the first pass at hand")
+
+
+def test_selected_blocks_are_saved_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caprompt.methods.caprompt.classifier.list_candidates", lambda depth: [1, 2])
+    monkeypatch.setattr("caprompt.methods.caprompt.classifier.select_num_blocks", lambda *arguments: 2)
+    method = fit_two_tasks()
+    assert method.num_blocks == 2
+    loaded = make_untrained(3, 3)
+    loaded.load_state_dict(method.state_dict())
+    assert loaded.num_blocks == 2
+    assert torch.equal(loaded.predict(IMAGES).logits, method.predict(IMAGES).logits)
+
+
+def test_regression_sees_mirrored_images() -> None:
+    plain, both = fit_two_tasks(mirror=False, ridge_strength=0.1), fit_two_tasks(ridge_strength=0.1)
+    assert plain.ridge is not None
+    assert both.ridge is not None
+    assert int(both.ridge.ridge.count) == 2 * int(plain.ridge.ridge.count)
+    unmirrored = fit_two_tasks(flip=0.0, ridge_strength=0.1)
+    assert unmirrored.ridge is not None
+    assert torch.equal(unmirrored.ridge.ridge.gram, plain.ridge.ridge.gram), (
+        "where training mirrors no images, neither does the regression"
+    )
+
+
+def test_more_blocks_than_the_backbone_has_are_refused() -> None:
+    with pytest.raises(OptionError, match="readout_blocks"):
+        make_untrained(2, readout_blocks=TINY.depth + 1)
+
+
+def test_further_images_of_the_first_task_are_scored_among_all_classes() -> None:
+    """They trained no prompt, so the regression without them is honest; one on a single class's images would be sure of it."""
+    method = make_untrained()
+    rng = torch.Generator().manual_seed(0)
+    method.begin_task(3, rng)
+    batches = [(IMAGES, LABELS - 3)]
+    method.prepare(batches, rng)
+    method.consolidate(batches, rng)
+    method.consolidate([(IMAGES[:2].flip(2), torch.zeros(2, dtype=torch.long))], rng)
+    assert method.honest_scores is not None
+    assert (method.honest_scores.logits[:, 1:].abs() > 1e-6).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 from caprompt.backbones.vit import ViT, ViTConfig
 from caprompt.methods.caprompt import CAPrompt, CAPromptOptions, concave_gap
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "caprompt_step.npz"
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "caprompt_step.npz"
 CLOSE = {"rtol": 0, "atol": 1e-8}
 
 
