@@ -15,6 +15,7 @@ from helpers import quick_options, squares
 
 from caprompt import ContinualClassifier, checkpoint
 from caprompt.callbacks.events import EpochEnded, Event
+from caprompt.checkpoint.model import IN_PROGRESS, has_stopped_call
 from caprompt.classifier import editing
 from caprompt.errors import CapromptError, InputError, ModelFolderError
 from caprompt.methods import list_methods
@@ -104,6 +105,24 @@ def test_undo_discards_a_stopped_call_first(backbone: Path, tmp_path: Path) -> N
     with pytest.raises(InputError, match="learning was stopped"):
         editing.rename(folder, "red", "crimson")
     assert editing.undo(folder) is editing.STOPPED
+    assert read_tree(folder) == before
+
+
+def test_undo_brings_back_no_checkpoint_of_a_call_that_has_ended(backbone: Path, tmp_path: Path) -> None:
+    """A process that was killed after the model was saved leaves one, which belongs to the version before."""
+    folder, copy = tmp_path / "m", tmp_path / "copy"
+    model = make_model(backbone)
+    model.learn(squares(["red", "green"]), checkpoint_dir=folder)
+    before = read_tree(folder)
+
+    def copy_checkpoint(event: Event) -> None:
+        if isinstance(event, EpochEnded) and not copy.exists():
+            shutil.copytree(folder / IN_PROGRESS, copy)
+
+    model.learn(squares(["blue"]), checkpoint_dir=folder, callbacks=copy_checkpoint)
+    copy.rename(folder / IN_PROGRESS)
+    assert editing.undo(folder)["kind"] == "learn"
+    assert not has_stopped_call(folder)
     assert read_tree(folder) == before
 
 
