@@ -4,11 +4,20 @@ import multiprocessing
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from caprompt.utils.threads import compute_in_threads, count_workers, map_on_device, map_parts, split_evenly, use_threads
+from caprompt.utils.threads import (
+    _get_pool,
+    compute_in_threads,
+    count_workers,
+    map_on_device,
+    map_parts,
+    split_evenly,
+    use_threads,
+)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -101,6 +110,26 @@ def test_several_callers_share_the_threads() -> None:
     for caller in callers:
         caller.join(timeout=20)
     assert results == {100 * number: list(range(100 * number, 100 * number + 20)) for number in range(8)}
+
+
+def test_threads_that_are_started_later_have_the_usual_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the pool that starts late must not set the number for others once the work is done."""
+    _get_pool.cache_clear()
+    usual, set_number, started = torch.get_num_threads(), torch.set_num_threads, list[str]()
+
+    def set_slowly(count: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.2)
+            started.append(threading.current_thread().name)
+        set_number(count)
+
+    monkeypatch.setattr(torch, "set_num_threads", set_slowly)
+    with use_threads(usual + 1):
+        compute_in_threads(abs, range(2), 2)
+        time.sleep(0.4)
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == usual + 1
+    assert len(started) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")

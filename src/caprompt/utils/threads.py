@@ -121,8 +121,26 @@ def split_evenly(count: int, max_parts: int) -> list[slice]:
 
 @cache
 def _get_pool(workers: int, threads_each: int) -> ThreadPoolExecutor:
-    """Return the pool of so many threads. It is kept: new threads would first have to get memory for their results."""
-    return ThreadPoolExecutor(workers, "caprompt-compute", initializer=torch.set_num_threads, initargs=(threads_each,))
+    """Return the pool of so many threads. It is kept: new threads would first have to get memory for their results.
+
+    All of them have started: what a thread sets for itself is also the number for threads that are started later, until
+    `use_threads` sets that back.
+    """
+    started = threading.Barrier(workers + 1)
+
+    def start() -> None:
+        torch.set_num_threads(threads_each)
+        started.wait()
+
+    pool = ThreadPoolExecutor(workers, "caprompt-compute", initializer=start)
+    try:
+        for _ in range(workers):
+            pool.submit(int)
+        started.wait()
+    except BaseException:
+        started.abort()  # those that have started would wait for ever
+        raise
+    return pool
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -137,4 +155,4 @@ def use_threads(count: int) -> Iterator[int]:
     try:
         yield threads
     finally:
-        torch.set_num_threads(threads)  # also the number for threads that are started later: the pool has changed that
+        torch.set_num_threads(threads)  # also for threads that are started later
