@@ -439,6 +439,21 @@ def test_a_batch_is_not_divided_for_gradients_or_for_an_adaptation_that_cannot_b
     assert adaptation.sizes == divisible.sizes == [20] * TINY.depth
 
 
+class LongAdaptation(CountingAdaptation):
+    """One that can be selected for some parts of a batch only."""
+
+    def select(self, images: slice) -> Adaptation | None:
+        return self if images.stop - images.start > 3 else None
+
+
+def test_a_batch_is_not_divided_if_any_of_its_parts_cannot_be_selected() -> None:
+    adaptation = LongAdaptation()
+    with torch.no_grad(), use_threads(2):
+        features = tiny_vit()(images(7), adaptation)  # parts of four and three
+    assert len(features) == 7
+    assert adaptation.sizes == [7] * TINY.depth
+
+
 def test_a_function_of_images_is_applied_to_parts_with_what_belongs_to_them() -> None:
     vit, adaptation, others = tiny_vit(), DivisibleAdaptation(), torch.arange(20.0)
 

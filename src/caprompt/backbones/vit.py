@@ -114,7 +114,7 @@ class Adaptation:
         return None
 
     def select(self, images: slice) -> Adaptation | None:
-        """Return the adaptation for some images of the batch, or None if a pass over them must not be divided."""
+        """Return the adaptation for some images of the batch, or None, for any of them, if it must not be divided."""
         return self if type(self) is Adaptation else None
 
 
@@ -300,10 +300,11 @@ class ViT(nn.Module):
 
     def forward_class_tokens(self, images: Tensor | Stem, adaptation: Adaptation, num_blocks: int) -> Tensor:
         """Return the class token after each of the last blocks, before the last norm: (B, num_blocks, D)."""
-        selected = [(each, adaptation.select(each)) for each in self.divide(images)]
-        parts = [(select_images(images, each), own) for each, own in selected if own is not None]
-        if not parts:
+        slices = self.divide(images)
+        adaptations = [own for own in map(adaptation.select, slices) if own is not None]
+        if not slices or len(adaptations) < len(slices):
             return self._compute_class_tokens(images, adaptation, num_blocks)
+        parts = [(select_images(images, each), own) for each, own in zip(slices, adaptations, strict=True)]
         return torch.cat(map_parts(lambda part: self._compute_class_tokens(*part, num_blocks), parts))
 
     def _compute_class_tokens(self, images: Tensor | Stem, adaptation: Adaptation, num_blocks: int) -> Tensor:
