@@ -54,7 +54,11 @@ class StorageError(DataError):
 
 
 class OptionError(InputError):
-    """An unknown option, or an invalid value of one."""
+    """An unknown option, or an invalid value of one, whose name is `option` where it is known."""
+
+    def __init__(self, message: str, option: str = "") -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ModelFolderError(InputError):

@@ -145,7 +145,7 @@ def validate_options(model: type[Model], values: Mapping[str, Any], owner: str) 
         # Of a union of types, pydantic names a problem for each.
         reason = _join_problems([each["msg"] for each in problems if each["loc"][:1] == problems[0]["loc"][:1]])
         value = values[key] if key in values or key not in known else known[key].default
-        raise OptionError(f"option '{key}' of {owner} cannot be '{_shorten(value)}': {reason}") from error
+        raise OptionError(f"option '{key}' of {owner} cannot be '{_shorten(value)}': {reason}", key) from error
 
 
 def _shorten(value: Any) -> str:

@@ -68,6 +68,8 @@ def test_command_can_be_given_again_with_the_settings_of_its_model(tmp_path: Pat
             open_with(**{name: value})
     with pytest.raises(OptionError, match="with alpha=0.0; 'alpha' can only be set"):  # which goes with another training_prompt
         open_with(alpha=5)
+    with pytest.raises(OptionError, match="with protocol=honest; 'protocol' can only be set"):  # with another classifier
+        open_with(protocol="released")
     with pytest.raises(OptionError, match="with epochs=2, seed=1; 'epochs', 'seed' can only be set"):
         open_with(seed=2, epochs=3)
     with pytest.raises(OptionError, match="'epochs' of caprompt cannot be 'many'"):

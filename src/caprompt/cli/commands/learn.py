@@ -18,6 +18,7 @@ from caprompt.utils.text import join_names
 if TYPE_CHECKING:
     from caprompt.callbacks.events import Event
     from caprompt.classifier import ContinualClassifier
+    from caprompt.methods.options import Options
 
 __all__ = ["learn"]
 
@@ -205,10 +206,11 @@ def find_changes(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     So a command can be given again as it was, for the next folder or to resume it.
     """
+    if not settings.keys() - {"backbone"}:
+        return {}
     from caprompt import checkpoint, methods
     from caprompt.checkpoint.model import explain_damage, get_saved_options
     from caprompt.experiments.config import split_settings
-    from caprompt.methods.options import validate_options
 
     config = checkpoint.read_config(folder)
     method = config["method"]
@@ -218,13 +220,25 @@ def find_changes(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         saved = get_saved_options(config)
     parameters, options = split_settings(settings, ["method", "backbone", "seed"], list(saved), owner=method)
     options_class = methods.get_method(method).options_class
-    try:
-        given = validate_options(options_class, {**saved, **options}, owner=method)
-    except OptionError:  # an option is invalid, or does not go with others of the model, and so differs from its own
-        given = validate_options(options_class, options, owner=method)
-    values = {**given.model_dump(mode="json", include=set(options)), **parameters}
+    values = {name: normalize_option(options_class, saved, name, value, owner=method) for name, value in options.items()}
     own = {**saved, "method": method, "seed": config["seed"]}
-    return {name: own[name] for name, value in values.items() if name in own and value != own[name]}
+    return {name: own[name] for name, value in {**values, **parameters}.items() if name in own and value != own[name]}
+
+
+def normalize_option(options_class: type[Options], saved: Mapping[str, Any], name: str, value: object, owner: str) -> object:
+    """Return an option's value as a model with the saved options would store it; raise if no model can have it.
+
+    A value that only does not go with the other options is returned as a model without these would store it, or as it is.
+    """
+    from caprompt.methods.options import validate_options
+
+    for others in (saved, {}):
+        try:
+            return validate_options(options_class, {**others, name: value}, owner=owner).model_dump(mode="json")[name]
+        except OptionError as error:
+            if not others and error.option == name:
+                raise
+    return value
 
 
 def is_reusable_folder(folder: Path) -> bool:
