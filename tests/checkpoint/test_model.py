@@ -11,9 +11,18 @@ from helpers import QUICK, squares, write_backbone
 
 from caprompt import ContinualClassifier
 from caprompt.backbones.weights import DEFAULT_BACKBONE
-from caprompt.checkpoint.model import IN_PROGRESS, get_options_for_device, get_saved_options, has_stopped_call, select_by_prefix
+from caprompt.checkpoint import CONFIG
+from caprompt.checkpoint.model import (
+    IN_PROGRESS,
+    finish_killed_save,
+    get_options_for_device,
+    get_saved_options,
+    has_stopped_call,
+    select_by_prefix,
+)
 from caprompt.errors import OptionError
 from caprompt.methods.options import Options
+from caprompt.utils.files import READY
 
 
 def test_checkpoint_of_a_finished_call_does_not_count(tmp_path: Path, backbone: Path) -> None:
@@ -26,6 +35,25 @@ def test_checkpoint_of_a_finished_call_does_not_count(tmp_path: Path, backbone: 
     assert not has_stopped_call(tmp_path)
     copy.rename(tmp_path / IN_PROGRESS)
     assert not has_stopped_call(tmp_path)
+
+
+def test_killed_save_is_finished(tmp_path: Path, backbone: Path) -> None:
+    model = ContinualClassifier(backbone=backbone, **QUICK)  # type: ignore[arg-type]
+    model._write(tmp_path / IN_PROGRESS, {"epochs_done": 1, "digest": "", "new_classes": []}, {})
+    finish_killed_save(tmp_path)
+    assert has_stopped_call(tmp_path), "nothing was saved since"
+    copy = shutil.copytree(tmp_path / IN_PROGRESS, tmp_path / ".copy")
+    model.learn(squares(["red"]), checkpoint_dir=tmp_path)
+    copy.rename(tmp_path / IN_PROGRESS)
+    ready = tmp_path / READY  # where the files of a save are until all of them are there
+    ready.mkdir()
+    content = (tmp_path / CONFIG).read_bytes()
+    (tmp_path / CONFIG).rename(ready / CONFIG)
+    finish_killed_save(tmp_path)
+    assert (tmp_path / CONFIG).read_bytes() == content
+    assert not ready.exists()
+    assert not (tmp_path / IN_PROGRESS).exists()
+    assert ContinualClassifier.load(tmp_path).classes == ["red"]
 
 
 def test_file_named_like_a_packaged_backbone_is_loaded_by_its_path(tmp_path: Path) -> None:
