@@ -127,9 +127,10 @@ def open_session(folder: Path) -> Iterator[Session]:
         sys.path[:] = path
         for name in set(registry._REGISTRY) - set(methods):
             module = registry._REGISTRY[name].__module__
-            if module not in modules and not module.startswith("caprompt."):
+            if not module.startswith("caprompt."):
                 del registry._REGISTRY[name]
-                sys.modules.pop(module, None)
+                if module not in modules:
+                    sys.modules.pop(module, None)
         registry._load_entry_points.cache_clear()
 
 
