@@ -409,8 +409,10 @@ class RandomRidge(Head):
         """
         hidden = [self.project(features).double() for features in rows]
         # One call for all rows: for few columns at a time, a GPU would take longer.
-        solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T.to(factor), upper=False).double()  # (M, r n)
-        parts = solved.unflatten(1, (len(rows), len(labels))).permute(2, 1, 0).contiguous()  # (n, r, M)
+        solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T.to(factor), upper=False)  # (M, r n)
+        parts = solved.unflatten(1, (len(rows), len(labels))).permute(2, 1, 0)
+        parts = parts.to(torch.float64, memory_format=torch.contiguous_format)  # (n, r, M)
+        del solved  # as large
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
         inner = parts @ parts.mT  # A, (n, r, r)
