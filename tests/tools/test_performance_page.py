@@ -29,7 +29,8 @@ def test_tables_are_those_of_the_files(tool: ModuleType) -> None:
         assert tool.fill_page(text) == text, "write it again with `make results`"
     shown = {name for text in pages for name in re.findall(r"<!-- (\w+) -->", text) if name != "end"}
     assert tool.FORMATTERS.keys() == shown
-    assert {file for name in shown for file in tool.SEVERAL_FILES.get(name, (name,))} <= {path.stem for path in tool.RESULTS.iterdir()}
+    files = {file for name in shown for file in tool.SEVERAL_FILES.get(name, (name,))}
+    assert files <= {path.stem for path in tool.RESULTS.iterdir()}
 
 
 def test_the_readme_quotes_the_benchmarks(tool: ModuleType) -> None:
