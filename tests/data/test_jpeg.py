@@ -69,14 +69,31 @@ def test_pixels_are_those_of_pillow(taken: list[bool], mode: str, progressive: b
         content = encode(
             photo(height, width, quality).convert(mode), quality=quality, subsampling=subsampling, progressive=progressive
         )
-        for shrink_to in (None, 100, 16):  # the last ones decode at a half and an eighth
+        for shrink_to in (None, 128, 64, 32):  # the last file is decoded at its size, a half, a quarter and an eighth
             fast, pillow = decode_both(content, shrink_to)
             assert isinstance(fast, np.ndarray)
             assert isinstance(pillow, np.ndarray)
             assert fast.shape == pillow.shape
             assert np.abs(fast.astype(int) - pillow).max() <= 1
-    assert len(taken) == 12
+    assert len(taken) == 16
     assert all(taken)
+
+
+@pytest.mark.parametrize(("short_side", "reduction"), [(63, 1), (64, 2), (127, 2), (128, 4), (255, 4), (256, 8), (900, 8)])
+def test_a_file_is_decoded_at_the_least_size_that_is_enough(tmp_path: Path, short_side: int, reduction: int) -> None:
+    (tmp_path / "a.jpg").write_bytes(encode(photo(short_side, short_side + 9)))
+    file = images.read_jpeg(tmp_path / "a.jpg", shrink_to=32)
+    assert file is not None
+    assert file.reduction == reduction
+
+
+def test_decoding_at_a_fraction_hardly_changes_the_input_of_the_network() -> None:
+    content = encode(photo(192, 256).resize((1024, 768), Image.Resampling.BICUBIC), quality=92)
+    views = []
+    for shrink_to in (None, 384):
+        pixels = decode(EncodedImage(lambda: content), shrink_to)
+        views.append(np.asarray(Image.fromarray(pixels).resize((128, 96), Image.Resampling.LANCZOS)).astype(int))
+    assert np.abs(views[0] - views[1]).max() <= 3
 
 
 def with_exif(orientation: int) -> bytes:

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from caprompt.data.byte_budget import ByteBudget
 from caprompt.data.encoded_image import EncodedImage
 from caprompt.data.formats import FORMATS, IMAGE_SUFFIXES, identify_format, list_pillow_formats
-from caprompt.data.jpeg import JPEGHeader, decode_jpeg, get_decoder, read_header
+from caprompt.data.jpeg import REDUCTIONS, JPEGHeader, decode_jpeg, get_decoder, read_header
 from caprompt.errors import DataError, StorageError, first_line
 from caprompt.utils.files import compute_sha256
 from caprompt.utils.memory import release_freed_memory
@@ -218,9 +218,8 @@ def _decode_file(path: Path | EncodedImage, shrink_to: int | None) -> Pixels:
         _check_size(*image.size)
         file_pixels = image.width * image.height
         if shrink_to is not None:
-            # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size; from twice the final size, the
-            # quality of the result still depends on the resize only.
-            image.draft(None, (2 * shrink_to, 2 * shrink_to))
+            # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, as long as that is enough.
+            image.draft(None, (shrink_to, shrink_to))
         with _budget.reserve(_estimate_bytes(image, file_pixels)):
             try:
                 return _load_pixels(image, shrink_to)
@@ -273,8 +272,8 @@ def _parse_jpeg(content: bytes, shrink_to: int | None) -> PlainJPEG | None:
     width, height = header.width, header.height
     if width * height > LARGE_PIXELS or max(width, height) > MAX_ASPECT * min(width, height):
         return None
-    scale = 1 if shrink_to is None else min(width, height) // (2 * shrink_to)
-    reduction = 1 if scale < 2 else next(each for each in (8, 4, 2) if scale >= each)  # as in Pillow's `draft`
+    scale = 1 if shrink_to is None else min(width, height) // shrink_to
+    reduction = max((each for each in REDUCTIONS if each <= scale), default=1)  # as in Pillow's `draft`
     return PlainJPEG(content, header, reduction, (-(-height // reduction), -(-width // reduction), 3), shrink_to)
 
 

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["JPEGHeader", "decode_jpeg", "get_decoder", "read_header"]
+__all__ = ["REDUCTIONS", "JPEGHeader", "decode_jpeg", "get_decoder", "read_header"]
 
+REDUCTIONS = (1, 2, 4, 8)  # of width and height, at which a file can be decoded
 MAX_DIFFERENCE = 1  # between the pixels of the two decoders, in levels of 255
 _START_OF_IMAGE = b"\xff\xd8\xff"
 _END_OF_IMAGE = b"\xff\xd9"
@@ -101,7 +102,7 @@ def get_decoder() -> ModuleType | None:
         for mode in ("RGB", "L"):
             file = io.BytesIO()
             Image.fromarray(pixels).convert(mode).save(file, "JPEG", quality=85)
-            for reduction in (1, 2):
+            for reduction in REDUCTIONS:
                 expected = _decode_by_pillow(file, reduction)
                 fast = _decode(simplejpeg, file.getvalue(), 70, 90, reduction)
                 if np.abs(fast.astype(np.int16) - expected).max() > MAX_DIFFERENCE:
