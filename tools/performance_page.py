@@ -129,10 +129,11 @@ def format_cpu_step(result: dict[str, Any]) -> str:
 
 def format_invariance(result: dict[str, Any]) -> str:
     """Return how many labels and outputs in batches differ from those of single images."""
-    heads = ["precision", "batch", "order", "labels unlike alone", "outputs unlike alone", "labels unlike fp32"]
-    rows = []
+    counted = {"labels": "labels unlike alone", "outputs": "outputs unlike alone", "labels_fp32": "labels unlike fp32"}
+    counted = {name: head for name, head in counted.items() if any(row[name] is not None for row in result["rows"])}
+    heads, rows = ["precision", "batch", "order", *counted.values()], []
     for row in result["rows"]:
-        counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("labels", "outputs", "labels_fp32")]
+        counts = ["" if row[name] is None else f"{row[name]:,}" for name in counted]
         rows.append([row["precision"], str(row["batch"]), row["order"], *counts])
     total = result["images"] * result["classes"]
     return f"{format_table(heads, rows)}\n\n{result['images']:,} images, {total:,} outputs; backbone {result['backbone']}."
@@ -235,6 +236,24 @@ def format_rendering(result: dict[str, Any]) -> str:
     return format_table(["images and views", "separate operations, ms", "two kernels, ms", "ratio"], rows)
 
 
+def format_decoding(result: dict[str, Any]) -> str:
+    """Return the times of decoding photos at their full size and at a fraction of it, and what that changes."""
+    heads = ["decoder", "network's input", "full size, ms", "fraction, ms", "ratio", "mean difference", "largest"]
+    rows = [
+        [
+            row["decoder"],
+            str(row["input"]),
+            *(f"{1e3 * row[name]:.0f}" for name in ("whole_s", "fraction_s")),
+            f"{row['whole_s'] / row['fraction_s']:.1f} x",
+            f"{row['mean_difference']:.2f}",
+            str(row["largest_difference"]),
+        ]
+        for row in result["rows"]
+    ]
+    photos = f"{result['photos']} photos of {result['width']} x {result['height']} pixels, {result['file_mb']:.1f} MB each"
+    return f"{format_table(heads, rows)}\n\n{photos}, one thread; differences of the network's input, in levels of 255."
+
+
 def format_sums(result: dict[str, Any]) -> str:
     """Return time and memory of the sums of the regression and of solving it, by their precision."""
     added, rows = result["milliseconds_per_image"], []
@@ -279,6 +298,7 @@ FORMATTERS: dict[str, Callable[..., str]] = {
     "cpu_step": format_cpu_step,
     "end_to_end": format_end_to_end,
     "rendering": format_rendering,
+    "decoding": format_decoding,
     "sums": format_sums,
     "cold_start": format_cold_start,
     "busy_machine": format_busy_machine,
