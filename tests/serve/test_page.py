@@ -75,7 +75,9 @@ class Visit:
         self.page.get_by_role("button", name=name, exact=True).click()
 
     def show(self, view: str) -> None:
-        self.page.get_by_role("navigation").get_by_role("link", name=view).click()
+        link = self.page.get_by_role("navigation").get_by_role("link", name=view)
+        link.click()
+        sync_api.expect(link).to_have_attribute("aria-current", "page", timeout=15_000)  # the view before has a heading, too
         self.page.locator("h1").wait_for()
 
     def see(self, text: str | re.Pattern[str], timeout: float = 15_000) -> None:
@@ -95,7 +97,7 @@ class Visit:
     def classify(self, *images: bytes) -> list[str]:
         """Choose images in the view Try; return the answers, the first image's first."""
         files = [{"name": f"{number}.png", "mimeType": "image/png", "buffer": image} for number, image in enumerate(images)]
-        self.page.get_by_label("Choose images").set_input_files(files)
+        self.page.get_by_label("Choose images", exact=True).set_input_files(files)  # not those of a class
         answers = self.page.locator(".answers > li")
         sync_api.expect(answers).to_have_count(len(images), timeout=15_000)
         return list(answers.locator(".label").all_inner_texts())
