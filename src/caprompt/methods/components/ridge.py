@@ -411,7 +411,8 @@ class RandomRidge(Head):
         # One call for all rows: for few columns at a time, a GPU would take longer.
         solved = torch.linalg.solve_triangular(factor, torch.cat(hidden).T.to(factor), upper=False)  # (M, r n)
         parts = solved.unflatten(1, (len(rows), len(labels))).permute(2, 1, 0)
-        parts = parts.to(torch.float64, memory_format=torch.contiguous_format)  # (n, r, M)
+        # One copy for either dtype: `to` makes it of float32, but returns float64 as the view that it is.
+        parts = parts.to(torch.float64, memory_format=torch.contiguous_format).contiguous()  # (n, r, M)
         del solved  # as large
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
