@@ -53,7 +53,7 @@ def extract(trial: Trial, images: OnDevice, names: Sequence[str], prompted: bool
     assert isinstance(method, CAPrompt)
     plain = RepeatableBatches(partial(plain_batches, images, targets, trial.evaluated), images.measure_short_side)
     run_pass = method.extract_first_features if prompted else method.extract_unprompted
-    views = method.extract_views(method.list_sources(plain), lambda stem, view, number: run_pass(stem))
+    views = method.extract_views(method.list_sources(plain), run_pass)
     return [torch.cat([features for features, _ in view]).double().cpu() for view in views], torch.tensor(targets)
 
 
