@@ -1,14 +1,15 @@
-"""What other programs on the same cores cost: `caprompt run` alone, and beside processes that never rest, ten unless said else.
+"""What other programs on the same cores cost: `caprompt run` alone, and beside processes that never rest, ten by default.
 
     python benchmarks/busy_machine.py        # prints seconds and their ratio, writes results/speed/busy_machine.json
     python benchmarks/busy_machine.py --demo # `make demo` instead of a small run, writes busy_demo.json
 
 Every core is shared fairly, so that with P other processes on N cores a run on N threads gets N / (N + P) of them: it should take
-about (N + P) / N times as long, and no more. PyTorch's threads wait for each other many times a second, and how they wait decides
-it. Both ways are measured: asleep, as `caprompt` sets it, and spinning, which is PyTorch's default, the latter once. A run that
-takes longer than `--limit` times its time alone is ended, and counts as that. The controls are processes of one thread, which wait
-for nothing; what they take beyond (1 + P) / N times their time alone, where P is at least N - 1, is due to the machine. One counts,
-the other passes images through the network, whose weights it has to read again from memory whenever other programs had the cores.
+about (N + P) / N times as long, and no more. Threads that wait for each other can sleep, as `caprompt` sets it, or spin
+(`OMP_WAIT_POLICY=ACTIVE`); both are measured, the latter once. (Without a setting, GNU's OpenMP lets them spin for a while and then
+sleep.) A run that takes longer than `--limit` times its time alone is ended, and counts as that. The controls are processes of one
+thread, which wait for nothing; what they take beyond (1 + P) / N times their time alone, where P is at least N - 1, is due to the
+machine. One counts, the other passes images through the network, whose weights it has to read again from memory whenever other
+programs had the cores.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def measure(time_one: Callable[[str, float | None], float], policy: str, rounds:
         print(f"{time_one.__name__.removeprefix('time_')}: {alone[-1]:.1f} s alone, {beside[-1]:.1f} s beside", flush=True)
     ended = any(each >= args.limit * own for own, each in zip(alone, beside, strict=True))
     usual, longer = statistics.median(alone), statistics.median(beside)
-    return {"seconds_alone": usual, "seconds_beside": longer, "ratio": longer / usual, "ended": ended}
+    ratios = [each / own for own, each in zip(alone, beside, strict=True)]
+    return {"seconds_alone": usual, "seconds_beside": longer, "ratio": longer / usual, "ratios_of_rounds": ratios, "ended": ended}
 
 
 def main() -> None:
@@ -106,8 +108,8 @@ def main() -> None:
         "in_proportion_one_thread": max(1.0, (1 + args.processes) / cores),
         "waiting": waiting,
         "controls": {
-            "counting": measure(time_counting, ASLEEP, max(3, args.rounds)),
-            "computing": measure(time_computing, ASLEEP, max(3, args.rounds)),
+            "counting": measure(time_counting, ASLEEP, args.rounds),
+            "computing": measure(time_computing, ASLEEP, args.rounds),
         },
     }
     print_table("busy_machine", result)

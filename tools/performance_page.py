@@ -186,10 +186,12 @@ def format_cold_start(result: dict[str, Any]) -> str:
 
 def format_busy_machine(result: dict[str, Any]) -> str:
     """Return the times of a run alone and beside busy processes, for both ways in which threads wait, and those of the controls."""
-    heads, rows = ["threads wait", "alone, s", "beside, s", "ratio"], []
+    heads, rows = ["threads wait", "alone, s", "beside, s", "ratio", "of each round"], []
     for name, row in result["waiting"].items():
         more = "more than " if row["ended"] else ""
-        rows.append([name, f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}", f"{more}{row['ratio']:.1f}"])
+        each = ", ".join(f"{ratio:.2f}" for ratio in row.get("ratios_of_rounds", ())) or "not kept"
+        seconds = f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}"
+        rows.append([name, *seconds, f"{more}{row['ratio']:.2f}", each])
     once = " (spinning: one)" if "spinning" in result["waiting"] else ""
     measured = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds{once}."
     work = {"counting": "counts", "computing": "passes images through the network"}
@@ -251,7 +253,8 @@ def format_decoding(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]
     photos = f"{result['photos']} photos of {result['width']} x {result['height']} pixels, {result['file_mb']:.1f} MB each"
-    return f"{format_table(heads, rows)}\n\n{photos}, one thread; differences of the network's input, in levels of 255."
+    compared = "differences of the photos, reduced to the input's size, in levels of 255"
+    return f"{format_table(heads, rows)}\n\n{photos}, one thread; {compared}."
 
 
 def format_sums(result: dict[str, Any]) -> str:
