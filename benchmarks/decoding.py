@@ -3,8 +3,8 @@
     python benchmarks/decoding.py        # prints a table, writes results/speed/decoding.json
 
 A photo becomes pixels of four times the network's input, decoded at the least of 1/1, 1/2, 1/4 and 1/8 of its size that is enough,
-as `caprompt` does it, or at its full size. The difference is that of the network's input, in levels of 255. The photos are drawn:
-smooth colors, edges and noise.
+as `caprompt` does it, or at its full size. The difference is that of these photos, reduced to the size of the network's input, in
+levels of 255. The photos are drawn: smooth colors, edges and noise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def decode_whole(file: EncodedImage, short_side: int) -> Pixels:
 
 
 def measure(function: Callable[[EncodedImage, int], Pixels], files: list[EncodedImage], size: int) -> tuple[float, list[Pixels]]:
-    """Return the median seconds for a photo, and the photos as inputs of a network of this size."""
+    """Return the median seconds for a photo, and the photos, reduced to the size of the network's input."""
     seconds, decoded = list[float](), list[Pixels]()
     for number in range(args.rounds * len(files)):
         start = time.perf_counter()
