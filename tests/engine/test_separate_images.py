@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,26 @@ def test_true_tasks_go_with_their_images(recorder: Recorder) -> None:
     output = predict_separately(recorder, images, torch.arange(6))
     assert output.logits.tolist() == images.flatten(1)[:, :2].tolist()
     assert output.passes.tolist() == list(range(6))
+
+
+class Meeting(Recorder):
+    """A method whose predictions wait until three of them run at the same time."""
+
+    def meet(self) -> None:
+        self.barrier, self.threads = threading.Barrier(3), set[int]()
+
+    def predict(self, images: torch.Tensor, true_tasks: torch.Tensor | None = None) -> MethodOutput:
+        self.threads.add(threading.get_ident())
+        self.barrier.wait(timeout=20)
+        return super().predict(images, true_tasks)
+
+
+def test_as_many_images_are_predicted_at_a_time_as_was_chosen(model: ContinualClassifier) -> None:
+    method = Meeting(model.method.vit, Options())
+    method.meet()
+    with use_threads(8):
+        predict_separately(method, torch.zeros(12, 3, 8, 8), torch.zeros(12, dtype=torch.long))
+    assert len(method.threads) == 3
 
 
 def test_an_error_in_a_thread_is_raised(recorder: Recorder) -> None:
