@@ -49,7 +49,7 @@ def quick_options(method: str) -> dict[str, object]:
 
 
 def make_caprompt(tasks: int = 1, depth: int = TINY.depth, **options: object) -> Method:
-    """Return the paper's method with short prompts in its last task; each task has two classes."""
+    """Return CAPrompt with short prompts, in the last of its tasks; each task has two classes."""
     method = build_method("caprompt", tiny_vit(config=replace(TINY, depth=depth)), {"length": 4, **options})
     for _ in range(tasks):
         method.begin_task(2, torch.Generator().manual_seed(0))

@@ -114,7 +114,7 @@ class Adaptation:
         return None
 
     def select(self, images: slice) -> Adaptation | None:
-        """Return the adaptation for some images of the batch, or None, for any of them, if it must not be divided."""
+        """Return the adaptation for some images of the batch, or None, for whichever images, if it cannot be divided."""
         return self if type(self) is Adaptation else None
 
 

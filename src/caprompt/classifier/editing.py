@@ -39,7 +39,7 @@ def undo(folder: str | Path) -> Mapping[str, Any]:
                 raise InputError(f"forgetting a class cannot be undone, and neither can what '{folder}' learned before")
             if len(lessons) != 1 or config["calls"] != 1:
                 raise InputError(f"no version before the last lesson of '{folder}' is kept, so it cannot be undone")
-        checkpoint.discard(folder / IN_PROGRESS)  # of a call that has ended since, and would be one that was stopped
+        checkpoint.discard(folder / IN_PROGRESS)  # left by a killed process; after the revert it would count as a stopped call
         checkpoint.revert(folder)
         return dict(lessons[-1]) if lessons else {"kind": "learn"}
 

@@ -50,7 +50,7 @@ def iter_streamed_batches(
     workers: int | None = None,
     short_ends: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images (B, 3, S, S) and targets (B,) in the order of the samples, transformed on `device`. Every core decodes.
+    """Yield images (B, 3, S, S) and targets (B,) in the order of the samples, transformed on `device`. Several threads decode.
 
     With `short_ends`, the first and the last batch of many are shorter, and those of files are halves (`split_into_batches`).
     """

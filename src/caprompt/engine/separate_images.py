@@ -39,7 +39,7 @@ def count_macs(config: ViTConfig) -> int:
 
 
 def count_predicting_threads(method: Method) -> int:
-    """Return how many threads are to have an image of a small network each."""
+    """Return how many threads predict images of a small network at a time, each of them one image."""
     if not method.can_predict_in_threads:
         return 1
     threads = torch.get_num_threads()

@@ -228,7 +228,8 @@ def find_changes(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 def normalize_option(options_class: type[Options], saved: Mapping[str, Any], name: str, value: object, owner: str) -> object:
     """Return an option's value as a model with the saved options would store it; raise if no model can have it.
 
-    A value that only does not go with the other options is returned as a model without these would store it, or as it is.
+    A value that is valid by itself, but not with the saved options, is returned as it would be stored without these, or as it is
+    if another option of these must be set with it.
     """
     from caprompt.methods.options import validate_options
 

@@ -413,7 +413,7 @@ class RandomRidge(Head):
         parts = solved.unflatten(1, (len(rows), len(labels))).permute(2, 1, 0)
         # One copy for either dtype: `to` makes it of float32, but returns float64 as the view that it is.
         parts = parts.to(torch.float64, memory_format=torch.contiguous_format).contiguous()  # (n, r, M)
-        del solved  # as large
+        del solved  # not needed any more, and up to as large
         targets = F.one_hot(labels, len(self.ridge.sums)).double()
         residuals = torch.stack([targets - self.ridge(part) for part in hidden], dim=1)  # (n, r, C)
         inner = parts @ parts.mT  # A, (n, r, r)
