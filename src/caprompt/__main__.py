@@ -14,11 +14,9 @@ REPORTING_LEAKS = ("onnx", "triton")  # modules built with nanobind, which print
 
 def main() -> None:
     """Run the command line."""
-    # Threads of PyTorch that wait for each other sleep instead of spinning: on a busy machine, those that spin take the cores from
-    # those they wait for. It has to be set before PyTorch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(_freeze_objects)
     try:
+        _set_up_threads()
         from caprompt.utils.memory import pause_collection
 
         with pause_collection():
@@ -27,6 +25,19 @@ def main() -> None:
         command_line()
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _set_up_threads() -> None:
+    """Set how threads of PyTorch work together, before it is imported, as far as the user has not set it."""
+    from caprompt.utils.cores import count_bound_cores, count_cores
+
+    # Threads that wait for each other sleep instead of spinning: on a busy machine, those that spin take the cores from those they
+    # wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Of cores that the process is bound to, PyTorch counts those that are worth a thread; it does not know a container's quota.
+    cores = count_cores()
+    if cores < count_bound_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
 
 
 def _freeze_objects() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from caprompt.utils.cores import count_cores
 
 __all__ = ["PREFETCHED_BATCHES", "count_decode_threads", "limit_ahead", "prefetch_map"]
 
@@ -23,8 +24,7 @@ MAX_DECODE_THREADS = 12  # more are slower, since all of them and the one that f
 
 def count_decode_threads() -> int:
     """Return how many threads decode images: one for each core that this process may use, up to a limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_DECODE_THREADS, cores)
+    return min(MAX_DECODE_THREADS, count_cores())
 
 
 def prefetch_map(function: Callable[[T], R], items: Iterable[T], workers: int, ahead: int) -> Generator[R, None, None]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from caprompt.errors import CapromptWarning, InputError, first_line
+from caprompt.utils.cores import count_cores
 
 __all__ = ["LOCAL", "check_resources", "choose_gpus", "connect", "count_slots", "import_ray", "parse_address"]
 
@@ -67,7 +68,7 @@ def connect(address: str) -> Iterator[Any]:
     variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
     options: dict[str, Any] = {"runtime_env": {"env_vars": variables}} if variables else {}
     if address == LOCAL:
-        options |= {"num_cpus": os.cpu_count(), "include_dashboard": False}
+        options |= {"num_cpus": count_cores(), "include_dashboard": False}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

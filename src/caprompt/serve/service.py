@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from caprompt.serve.settings import Settings
 from caprompt.serve.thumbnails import ThumbnailStore
 from caprompt.serve.uploads import Upload, UploadStore
 from caprompt.serve.worker import read_images, split_held_out
+from caprompt.utils.cores import count_cores
 from caprompt.utils.devices import resolve_device
 
 __all__ = ["Service"]
@@ -46,7 +46,7 @@ class Service:
         self.settings = settings
         self.metrics = ServerMetrics()
         self.collection = ModelCollection(settings)
-        self.num_decoders = os.cpu_count() or 1
+        self.num_decoders = count_cores()
         self.decoders = ThreadPoolExecutor(self.num_decoders, thread_name_prefix="caprompt-decode")
         self.batcher = Batcher(self.metrics.add_batch)
         self.in_flight = 0  # requests whose images are being worked on
@@ -281,7 +281,7 @@ class Service:
 
     def _launch(self, model: ServedModel, job: Job) -> None:
         self._running += 1
-        threads = max(1, (os.cpu_count() or 1) // 2)
+        threads = max(1, count_cores() // 2)
 
         async def finish(job: Job, last: Mapping[str, Any]) -> None:
             await self._finish(model, job, last)
