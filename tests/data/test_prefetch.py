@@ -6,12 +6,18 @@ import time
 
 import pytest
 
-from caprompt.data.prefetch import prefetch_map
+from caprompt.data.prefetch import MAX_DECODE_THREADS, count_decode_threads, prefetch_map
 
 
 def square_with_delay(number: int) -> int:
     time.sleep(0.02 if number == 0 else 0)
     return number * number
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (64, MAX_DECODE_THREADS)])
+def test_as_many_threads_decode_as_there_are_cores(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int) -> None:
+    monkeypatch.setattr("caprompt.data.prefetch.count_cores", lambda: cores)
+    assert count_decode_threads() == threads
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
