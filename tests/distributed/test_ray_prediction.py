@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import caprompt_in_process, squares, write_squares
 
 from caprompt import ContinualClassifier
 from caprompt.classifier.file_prediction import predict_files
 from caprompt.data.sources import list_images
 from caprompt.distributed.bulk_prediction import ModelSpec, ShardResult, predict_to_file
-from caprompt.distributed.ray_prediction import RayRunner, _encode, _read_outcome
+from caprompt.distributed.ray_prediction import RayRunner, _Actor, _encode, _read_outcome
 from caprompt.errors import InputError
+from caprompt.utils.threads import use_threads
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,6 +121,14 @@ def test_actors_that_always_die_end_the_call(tmp_path: Path, backbone: Path) -> 
 def test_full_disk_of_an_actor_is_that_of_the_call() -> None:
     with pytest.raises(OSError, match="No space left on device: '/parts'"):
         _read_outcome(_encode(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/parts")))
+
+
+def test_actors_use_the_cores_that_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the variable of the command that started the cluster, which they inherit, says another number."""
+    monkeypatch.chdir(tmp_path)
+    with use_threads(1):
+        _Actor(ModelSpec(tmp_path / "model"), tmp_path, "driver", tmp_path, 2)
+        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 from caprompt.errors import CapromptWarning, InputError, first_line
 from caprompt.utils.cores import count_cores
 
-__all__ = ["LOCAL", "check_resources", "choose_gpus", "connect", "count_slots", "import_ray", "parse_address"]
+__all__ = ["LOCAL", "check_resources", "choose_gpus", "connect", "count_slots", "count_threads", "import_ray", "parse_address"]
 
 LOCAL, AUTO = "local", "auto"
 TIMEOUT = 10.0  # seconds for a connection to the cluster's port
@@ -111,6 +112,15 @@ def choose_gpus(ray: Any, gpus: float | None) -> float:
 def count_slots(ray: Any, cpus: float, gpus: float) -> int:
     """Return how many workers that need so much each fit on the cluster as it is now."""
     return sum(_count_on(node["Resources"], cpus, gpus) for node in ray.nodes() if node["Alive"])
+
+
+def count_threads(cpus: float) -> int:
+    """Return how many threads a worker with so many cores uses.
+
+    >>> count_threads(0.5), count_threads(2)
+    (1, 2)
+    """
+    return max(1, ceil(cpus))
 
 
 def _count_on(resources: dict[str, float], cpus: float, gpus: float) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 from caprompt.distributed.jobs import RETRIES, Job, JobProgress, LeasedJob, StartReporter
 from caprompt.distributed.leases import EXPIRY, HEARTBEAT
-from caprompt.distributed.ray_cluster import check_resources, choose_gpus, connect
+from caprompt.distributed.ray_cluster import check_resources, choose_gpus, connect, count_threads
 from caprompt.errors import first_line
 
 __all__ = ["RayExecutor"]
@@ -35,7 +34,7 @@ class RayExecutor:
     @property
     def threads(self) -> int:
         """Number of threads that a job may use."""
-        return max(1, ceil(self.cpus))
+        return count_threads(self.cpus)
 
     def run(self, jobs: Sequence[Job], leases: Path, driver: str, progress: JobProgress) -> None:
         """Run every job; see `Executor`."""

@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from caprompt.distributed.bulk_prediction import ModelSpec, Shard, ShardPredictor, ShardResult
 from caprompt.distributed.jobs import RETRIES
-from caprompt.distributed.ray_cluster import check_resources, choose_gpus, connect, count_slots
+from caprompt.distributed.ray_cluster import check_resources, choose_gpus, connect, count_slots, count_threads
 from caprompt.errors import CapromptError, InputError, first_line
 
 __all__ = ["RayRunner"]
@@ -42,7 +44,8 @@ class RayRunner:
             slots = max(1, min(count_slots(ray, self.cpus, gpus), self.limit or len(shards), len(shards)))
             rows = [{"number": shard.number, "names": [os.fsencode(name) for name in shard.names]} for shard in shards]
             needs = {"num_cpus": self.cpus, "num_gpus": gpus, "max_restarts": RETRIES, "max_task_retries": RETRIES}
-            stream = ray.remote(_Stream).options(num_cpus=0).remote(rows, (spec, folder, driver, Path.cwd()), slots, needs)
+            arguments = (spec, folder, driver, Path.cwd(), count_threads(self.cpus))
+            stream = ray.remote(_Stream).options(num_cpus=0).remote(rows, arguments, slots, needs)
             try:
                 for _ in shards:
                     yield _read_outcome(ray.get(stream.get_next.remote()))
@@ -75,7 +78,8 @@ class _Stream:
 class _Actor:
     """A worker of the cluster, with the model in its memory. What goes wrong is returned, since Ray would wrap it."""
 
-    def __init__(self, spec: ModelSpec, folder: Path, driver: str, directory: Path) -> None:
+    def __init__(self, spec: ModelSpec, folder: Path, driver: str, directory: Path, threads: int) -> None:
+        torch.set_num_threads(threads)  # of a local cluster, each would have those of the command that started it
         self.folder = folder
         self.predictor: ShardPredictor | None = None
         self.error: Exception | None = None
