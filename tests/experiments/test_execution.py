@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from caprompt.checkpoint.lock import LOCK
 from caprompt.checkpoint.model import IN_PROGRESS
 from caprompt.data import read_source
 from caprompt.errors import DataError, OptionError
+from caprompt.experiments import execution
 from caprompt.experiments.artifacts import PREDICTIONS, FinalPredictions
 from caprompt.experiments.config import RunConfig
 from caprompt.experiments.execution import load_test_images, run_experiment
@@ -121,6 +125,21 @@ def test_kill_while_the_last_model_is_saved_leaves_nothing_behind(
     assert run_experiment(config, killed, resume=True).matrix == results.matrix
     names = [sorted(path.relative_to(run) for path in run.rglob("*")) for run in (folder, killed)]
     assert names[0] == names[1]
+
+
+def test_run_goes_on_where_a_killed_save_cannot_be_finished(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model can be read as it is, and the next save finishes it."""
+    folder = tmp_path / "run"
+    results = run_experiment(config, folder)
+    replace(results, rows=results.rows[:-1]).save()  # as before the last test
+
+    def fail(model_folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(model_folder))
+
+    monkeypatch.setattr(execution, "finish_killed_save", fail)
+    assert run_experiment(config, folder, resume=True).matrix == results.matrix
 
 
 def test_resuming_with_other_settings_is_refused(config: RunConfig, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ and can be stopped at any moment and resumed to the same end. Test images are us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from caprompt.data.duplicates import find_duplicates
 from caprompt.data.image_cache import ImageCache
 from caprompt.data.tasks import hold_out, order_classes, split_tasks
 from caprompt.data.validation import validate_images
-from caprompt.errors import DataError, InputError
+from caprompt.errors import DataError, InputError, ModelFolderError
 from caprompt.experiments import artifacts, data_warnings
 from caprompt.experiments.config import RunConfig, select_recommended_options
 from caprompt.experiments.run_folder import (
@@ -86,7 +87,8 @@ def run_experiment(
         else:  # it was learned by a process that was killed before the test
             communicator.wait()  # until all processes have loaded the model
             if communicator.rank == 0:
-                finish_killed_save(folder / "model")
+                with suppress(ModelFolderError, OSError):  # the model can be read without it
+                    finish_killed_save(folder / "model")
         output = model.compute_outputs(test.select_classes(model.classes), give_task=config.give_task, communicator=communicator)
         row = _make_row(model, model.score_outputs(output, tasks if config.joint else None))
         results = replace(results, rows=[*results.rows, row])
