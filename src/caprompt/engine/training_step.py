@@ -54,7 +54,6 @@ class DividedTrainingStep(TrainingStep):
     def __init__(self, method: Method, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(method, optimizer)
         self.trained: list[nn.Parameter] = []  # that the losses depend on
-        self.apply: Callable[[Tensor], None] = self.apply_gradients
 
     def compute_share(self, images: Tensor, labels: Tensor) -> tuple[list[str], Tensor]:
         """Return the names of the losses of a part, and a vector of all gradients, the losses, and 1."""
@@ -66,12 +65,6 @@ class DividedTrainingStep(TrainingStep):
         rows = [gradient.flatten() for _, gradient in pairs]
         values = torch.stack([loss.detach() for loss in losses.values()])
         return list(losses), torch.cat([*rows, values.to(rows[0]), rows[0].new_ones(1)])
-
-    def train_by_total(self, names: list[str], total: Tensor) -> dict[str, Tensor]:
-        """Update the parameters by the shares of all parts, each times its number of images, added up; return the losses."""
-        mean = total / total[-1]
-        self.apply(mean)
-        return dict(zip(names, mean[-1 - len(names) : -1], strict=True))
 
     def apply_gradients(self, vector: Tensor) -> None:
         """Update the parameters by the gradients of the whole batch."""
@@ -100,7 +93,9 @@ class SharedTrainingStep(DividedTrainingStep):
         names, share = self.compute(images, labels)
         total = share * len(images)
         self.communicator.add_up(total)
-        return self.train_by_total(names, total)
+        mean = total / total[-1]
+        self.apply(mean)
+        return read_losses(names, mean)
 
 
 class ThreadedTrainingStep(DividedTrainingStep):
@@ -114,7 +109,19 @@ class ThreadedTrainingStep(DividedTrainingStep):
         shares = map_parts(lambda part: self.compute_share(images[part], labels[part]), parts)
         with use_threads(1):  # so little is left to compute that threads would only wait for each other
             weighted = [share * (part.stop - part.start) for (_, share), part in zip(shares, parts, strict=True)]
-            return self.train_by_total(shares[0][0], torch.stack(weighted).sum(dim=0))
+            total = torch.stack(weighted).sum(dim=0)
+            mean = total / total[-1]
+            self.apply_gradients(mean)
+        return read_losses(shares[0][0], mean)
+
+
+def read_losses(names: list[str], vector: Tensor) -> dict[str, Tensor]:
+    """Return the losses in a vector of all gradients, the losses, and 1.
+
+    >>> read_losses(["ce", "linear"], torch.tensor([0.5, 0.25, 3.0, 2.0, 1.0]))
+    {'ce': tensor(3.), 'linear': tensor(2.)}
+    """
+    return dict(zip(names, vector[-1 - len(names) : -1], strict=True))
 
 
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
