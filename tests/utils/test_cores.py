@@ -39,7 +39,7 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
         pytest.param("0::/docker/outside", {"cpu.max": "200000 100000"}, 2, id="path outside of the container"),
         pytest.param(
             "3:cpuset:/\n2:cpu,cpuacct:/docker/1\n1:name=systemd:/\n0::/",
-            {"cpu,cpuacct/docker/1/cpu.cfs_quota_us": "250000\n", "cpu,cpuacct/docker/1/cpu.cfs_period_us": "100000\n"},
+            {"cpu/docker/1/cpu.cfs_quota_us": "250000\n", "cpu/docker/1/cpu.cfs_period_us": "100000\n"},
             2.5,
             id="version 1",
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 __all__ = ["count_bound_cores", "count_cores", "read_quota"]
@@ -35,8 +36,12 @@ def count_bound_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def read_quota(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> float | None:
-    """Return how many cores' time the process and others of its control groups may use, None if that is not limited."""
+    """Return how many cores' time the process and others of its control groups may use, None if that is not limited.
+
+    It is read once: each batch of files asks how many threads decode.
+    """
     return min(_iterate_quotas(membership, groups), default=None)
 
 
@@ -46,10 +51,11 @@ def _iterate_quotas(membership: Path, groups: Path) -> Iterator[float]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        group = PurePosixPath(path)
+        # Version 1 has a folder for each hierarchy; one of several controllers has a link by the name of each.
+        hierarchy, group = groups / ("cpu" if controllers else ""), PurePosixPath(path)
         # In a container the path may be that outside of it; then it is not found, and the root is the container's own group.
         for each in (group, *group.parents):
-            folder = groups / controllers / each.relative_to(each.anchor)
+            folder = hierarchy / each.relative_to(each.anchor)
             words = [word for name in QUOTA_FILES for word in _read_text(folder / name).split()]
             if len(words) == 2 and words[0] not in UNLIMITED:
                 yield int(words[0]) / int(words[1])
