@@ -17,6 +17,12 @@ def test_unknown_name_error_lists_known_names() -> None:
     assert str(error) == "unknown method 'l3p' (did you mean 'l2p'?); there are: caprompt, l2p; or none"
 
 
+def test_option_errors_know_the_option() -> None:
+    error = errors.UnknownOptionError("epoch", "ncm", ["epochs"])
+    assert error.option == "epoch"
+    assert str(error) == "unknown option 'epoch' for ncm (did you mean 'epochs'?); there are: epochs"
+
+
 def test_input_errors_are_value_errors() -> None:
     with pytest.raises(ValueError):
         raise errors.DataError("no")

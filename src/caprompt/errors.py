@@ -78,7 +78,7 @@ class UnknownOptionError(OptionError):
 
     def __init__(self, name: str, owner: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        super().__init__(f"unknown option '{name}' for {owner}{did_you_mean(name, names)}; there are: {', '.join(names)}")
+        super().__init__(f"unknown option '{name}' for {owner}{did_you_mean(name, names)}; there are: {', '.join(names)}", name)
 
 
 class ProcessLostError(CapromptError):
