@@ -7,7 +7,7 @@ features, RanPAC (20 epochs of unclipped SGD on the first task, as its authors t
 with `--found results/search/found.json` also every method with the settings that `benchmarks/search.py` found for it, and with
 `--authors METHOD ...` these methods with the settings of their authors, above all their epochs (preset `paper`).
 `--per-class` takes that many training images of each class. With `--validation 0.1` a tenth of the training images is tested on in
-place of the test images. `--compile` trains our rows with torch.compile, which halves the time of a run with a small backbone.
+place of the test images. `--compile` trains our rows with torch.compile, which shortens long runs with a small backbone.
 Every run is a line of `--log`, and runs in the log are not repeated. Prints the table of test accuracies that docs/results.md has.
 """
 

@@ -1,4 +1,4 @@
-"""Accuracy in half precision: the same runs of the default in bfloat16 and in float32, with several seeds.
+"""Accuracy in half precision: the same runs of CAPrompt in bfloat16 and in float32, with several seeds.
 
     python benchmarks/precision.py --backbone deit_tiny_patch16_224.safetensors    # writes results/speed/precision.json
 
