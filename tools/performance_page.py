@@ -198,7 +198,7 @@ def format_busy_machine(result: dict[str, Any]) -> str:
     controls = " and ".join(f"{row['ratio']:.1f} if it {work[name]}" for name, row in result["controls"].items())
     return (
         f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
-        f"in proportion is a ratio of {result['in_proportion']:.2f}. {measured}\n"
+        f"a slowdown in proportion is a ratio of {result['in_proportion']:.2f}. {measured}\n"
         f"The ratio of a process of one thread, which waits for nothing, is {controls}, where in proportion is "
         f"{result['in_proportion_one_thread']:.2f}."
     )
