@@ -66,6 +66,15 @@ class DividedTrainingStep(TrainingStep):
         values = torch.stack([loss.detach() for loss in losses.values()])
         return list(losses), torch.cat([*rows, values.to(rows[0]), rows[0].new_ones(1)])
 
+    def train_by_total(self, names: list[str], total: Tensor, apply: Callable[[Tensor], None]) -> dict[str, Tensor]:
+        """Update by the shares of all parts, each times its number of images, added up; return the losses.
+
+        `apply` is `apply_gradients`, captured or not.
+        """
+        mean = total / total[-1]
+        apply(mean)
+        return dict(zip(names, mean[-1 - len(names) : -1], strict=True))
+
     def apply_gradients(self, vector: Tensor) -> None:
         """Update the parameters by the gradients of the whole batch."""
         self.optimizer.zero_grad()
@@ -93,9 +102,7 @@ class SharedTrainingStep(DividedTrainingStep):
         names, share = self.compute(images, labels)
         total = share * len(images)
         self.communicator.add_up(total)
-        mean = total / total[-1]
-        self.apply(mean)
-        return read_losses(names, mean)
+        return self.train_by_total(names, total, self.apply)
 
 
 class ThreadedTrainingStep(DividedTrainingStep):
@@ -109,19 +116,7 @@ class ThreadedTrainingStep(DividedTrainingStep):
         shares = map_parts(lambda part: self.compute_share(images[part], labels[part]), parts)
         with use_threads(1):  # so little is left to compute that threads would only wait for each other
             weighted = [share * (part.stop - part.start) for (_, share), part in zip(shares, parts, strict=True)]
-            total = torch.stack(weighted).sum(dim=0)
-            mean = total / total[-1]
-            self.apply_gradients(mean)
-        return read_losses(shares[0][0], mean)
-
-
-def read_losses(names: list[str], vector: Tensor) -> dict[str, Tensor]:
-    """Return the losses in a vector of all gradients, the losses, and 1.
-
-    >>> read_losses(["ce", "linear"], torch.tensor([0.5, 0.25, 3.0, 2.0, 1.0]))
-    {'ce': tensor(3.), 'linear': tensor(2.)}
-    """
-    return dict(zip(names, vector[-1 - len(names) : -1], strict=True))
+            return self.train_by_total(shares[0][0], torch.stack(weighted).sum(dim=0), self.apply_gradients)
 
 
 def make_step(method: Method, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
