@@ -130,7 +130,7 @@ def test_kill_while_the_last_model_is_saved_leaves_nothing_behind(
 def test_run_goes_on_where_a_killed_save_cannot_be_finished(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its model can be read as it is, and the next save finishes it."""
+    """Its model can be read as it is."""
     folder = tmp_path / "run"
     results = run_experiment(config, folder)
     replace(results, rows=results.rows[:-1]).save()  # as before the last test
