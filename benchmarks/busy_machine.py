@@ -7,9 +7,10 @@ Every core is shared fairly, so that with P other processes on N cores a run on 
 about (N + P) / N times as long, and no more. Threads that wait for each other can sleep, as `caprompt` sets it, or spin
 (`OMP_WAIT_POLICY=ACTIVE`); both are measured, the latter once. (Without a setting, GNU's OpenMP lets them spin for a while and then
 sleep.) A run that takes longer than `--limit` times its time alone is ended, and counts as that. The controls are processes of one
-thread, which wait for nothing; what they take beyond (1 + P) / N times their time alone, where P is at least N - 1, is due to the
-machine. One counts, the other passes images through the network, whose weights it has to read again from memory whenever other
-programs had the cores.
+thread, which wait for nothing, measured in the same rounds. One counts; one passes images through the network, whose weights it has
+to read again from memory whenever other programs had the cores; and N of the latter at once, until the last of them is done, show
+what the machine gives to N threads that never wait for each other. What a single one takes beyond (1 + P) / N times its time alone,
+where P is at least N - 1, or N at once beyond (N + P) / N, is due to the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +34,14 @@ from _common import SPEED, print_table, save
 SMALL_RUN = ("run", "--dataset", "digits", "--set", "per_class=10", "--set", "epochs=2", "--tasks", "2", "--device", "cpu")
 DEMO = ("run", "--device", "cpu")  # what `make demo` runs
 ASLEEP, SPINNING = "PASSIVE", "ACTIVE"
-COUNTING = "for _ in range(150_000_000): pass"  # some seconds, as the other
+COUNTING = "for _ in range(50_000_000): pass"  # seconds, as the other
 COMPUTING = """
 import torch
 from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
 torch.set_num_threads(1)
 vit, images = load_backbone(DEFAULT_BACKBONE).build(), torch.zeros(8, 3, 64, 64)
 with torch.no_grad():
-    for _ in range(150):
+    for _ in range(80):
         vit(images)
 """
 
@@ -55,11 +58,22 @@ def keep_busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def time_command(command: Sequence[str], policy: str, limit: float | None) -> float:
-    """Return the seconds that a process takes, or the limit."""
+def time_commands(commands: Sequence[Sequence[str]], policy: str, limit: float | None) -> float:
+    """Return the seconds until the last of some processes that start together ends, or the limit."""
     start = time.perf_counter()
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, env={**os.environ, "OMP_WAIT_POLICY": policy}, check=True, capture_output=True, timeout=limit)
+    processes = [
+        subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": policy}, stdout=subprocess.DEVNULL) for command in commands
+    ]
+    try:
+        for process in processes:
+            if process.wait(None if limit is None else max(0.0, start + limit - time.perf_counter())) != 0:
+                raise subprocess.CalledProcessError(process.returncode, process.args)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     return time.perf_counter() - start
 
 
@@ -67,53 +81,68 @@ def time_run(policy: str, limit: float | None) -> float:
     """Return the seconds that a run takes, or the limit."""
     with tempfile.TemporaryDirectory() as folder:
         words = DEMO if args.demo else SMALL_RUN
-        return time_command([sys.executable, "-m", "caprompt", *words, "--out", str(Path(folder) / "run")], policy, limit)
+        return time_commands([[sys.executable, "-m", "caprompt", *words, "--out", str(Path(folder) / "run")]], policy, limit)
 
 
-def time_counting(policy: str, limit: float | None) -> float:
-    """Return the seconds that a process of one thread takes to count."""
-    return time_command([sys.executable, "-c", COUNTING], policy, limit)
+def time_control(code: str, count: int, limit: float | None) -> float:
+    """Return the seconds that so many processes of one thread take."""
+    return time_commands([[sys.executable, "-c", code]] * count, ASLEEP, limit)
 
 
-def time_computing(policy: str, limit: float | None) -> float:
-    """Return the seconds that a process of one thread takes for the features of images."""
-    return time_command([sys.executable, "-c", COMPUTING], policy, limit)
+@dataclass
+class Pair:
+    """The seconds of what is compared, alone and beside other processes, in each round."""
 
+    time_one: Callable[[float | None], float]
+    alone: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
 
-def measure(time_one: Callable[[str, float | None], float], policy: str, rounds: int) -> dict[str, Any]:
-    """Measure a process alone and beside others in turn; medians."""
-    alone, beside = [], []
-    for _ in range(rounds):
-        alone.append(time_one(policy, None))
+    def measure(self) -> None:
+        """Measure one round."""
+        self.alone.append(self.time_one(None))
         with keep_busy(args.processes):
-            beside.append(time_one(policy, args.limit * alone[-1]))
-        print(f"{time_one.__name__.removeprefix('time_')}: {alone[-1]:.1f} s alone, {beside[-1]:.1f} s beside", flush=True)
-    ended = any(each >= args.limit * own for own, each in zip(alone, beside, strict=True))
-    usual, longer = statistics.median(alone), statistics.median(beside)
-    ratios = [each / own for own, each in zip(alone, beside, strict=True)]
-    return {"seconds_alone": usual, "seconds_beside": longer, "ratio": longer / usual, "ratios_of_rounds": ratios, "ended": ended}
+            self.beside.append(self.time_one(args.limit * self.alone[-1]))
+
+    def summarize(self) -> dict[str, Any]:
+        """Return medians and the ratio of each round."""
+        ratios = [each / own for own, each in zip(self.alone, self.beside, strict=True)]
+        usual, longer = statistics.median(self.alone), statistics.median(self.beside)
+        return {
+            "seconds_alone": usual,
+            "seconds_beside": longer,
+            "ratio": longer / usual,
+            "ratios_of_rounds": ratios,
+            "ended": any(ratio >= args.limit for ratio in ratios),
+        }
 
 
 def main() -> None:
-    """Measure both ways of waiting and the controls, print, write."""
+    """Measure run and controls in turn, round by round; print, write after each round."""
     cores = len(os.sched_getaffinity(0))
-    waiting = {"asleep": measure(time_run, ASLEEP, args.rounds)}
-    if not args.demo:
-        waiting["spinning"] = measure(time_run, SPINNING, 1)
-    result = {
-        "cores": cores,
-        "processes": args.processes,
-        "rounds": args.rounds,
-        "in_proportion": (cores + args.processes) / cores,
-        "in_proportion_one_thread": max(1.0, (1 + args.processes) / cores),
-        "waiting": waiting,
-        "controls": {
-            "counting": measure(time_counting, ASLEEP, args.rounds),
-            "computing": measure(time_computing, ASLEEP, args.rounds),
-        },
+    waiting = {"asleep": Pair(partial(time_run, ASLEEP))}
+    controls = {
+        "counting": Pair(partial(time_control, COUNTING, 1)),
+        "computing": Pair(partial(time_control, COMPUTING, 1)),
+        "computing_on_all_cores": Pair(partial(time_control, COMPUTING, cores)),
     }
-    print_table("busy_machine", result)
-    save(args.name or ("busy_demo" if args.demo else "busy_machine"), result, args.out)
+    if not args.demo:
+        waiting["spinning"] = Pair(partial(time_run, SPINNING))
+    for number in range(args.rounds):
+        for name, pair in {**waiting, **controls}.items():
+            if name != "spinning" or number == 0:
+                pair.measure()
+                print(f"{name}: {pair.alone[-1]:.1f} s alone, {pair.beside[-1]:.1f} s beside", flush=True)
+        result = {
+            "cores": cores,
+            "processes": args.processes,
+            "rounds": number + 1,
+            "in_proportion": (cores + args.processes) / cores,
+            "in_proportion_one_thread": max(1.0, (1 + args.processes) / cores),
+            "waiting": {name: pair.summarize() for name, pair in waiting.items()},
+            "controls": {name: pair.summarize() for name, pair in controls.items()},
+        }
+        print_table("busy_machine", result)
+        save(args.name or ("busy_demo" if args.demo else "busy_machine"), result, args.out)
 
 
 if __name__ == "__main__":

@@ -194,14 +194,21 @@ def format_busy_machine(result: dict[str, Any]) -> str:
         rows.append([name, *seconds, f"{more}{row['ratio']:.2f}", each])
     once = " (spinning: one)" if "spinning" in result["waiting"] else ""
     measured = "One round." if result["rounds"] == 1 else f"Medians of {result['rounds']} rounds{once}."
+    controls = result["controls"]
     work = {"counting": "counts", "computing": "passes images through the network"}
-    controls = " and ".join(f"{row['ratio']:.1f} if it {work[name]}" for name, row in result["controls"].items())
-    return (
+    single = " and ".join(f"{controls[name]['ratio']:.1f} if it {does}" for name, does in work.items())
+    text = (
         f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
         f"a slowdown in proportion is a ratio of {result['in_proportion']:.2f}. {measured}\n"
-        f"The ratio of a process of one thread, which waits for nothing, is {controls}, where in proportion is "
+        f"The ratio of a process of one thread, which waits for nothing, is {single}, where in proportion is "
         f"{result['in_proportion_one_thread']:.2f}."
     )
+    all_cores = controls.get("computing_on_all_cores")
+    if all_cores is None:
+        return text
+    each = ", ".join(f"{ratio:.2f}" for ratio in all_cores["ratios_of_rounds"])
+    several = f"{result['cores']} of the latter at once, until the last is done, is {all_cores['ratio']:.2f}"
+    return f"{text}\nThat of {several} (of each round: {each})."
 
 
 def format_cpu_threads(result: dict[str, Any]) -> str:
