@@ -201,10 +201,13 @@ def compute_plain_losses(method: CAPrompt, images: Tensor, labels: Tensor) -> di
     return {"ce": ce, "concave": options.alpha * gap, "linear": options.beta * linear}
 
 
-def save(name: str, result: dict[str, Any], directory: Path, data: Dataset | None = None) -> None:
-    """Write a result with its commit, date, machine and versions, and the digests of its data (empty for random images)."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": describe_environment(device)}
+def save(name: str, result: dict[str, Any], directory: Path, data: Dataset | None = None, device: str | None = None) -> None:
+    """Write a result with its commit, date, machine and versions, and the digests of its data (empty for random images).
+
+    The device is a GPU where there is one, if the benchmark does not name another.
+    """
+    used = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    provenance = {"commit": find_commit(), "date": date.today().isoformat(), "environment": describe_environment(used)}
     digests = {"train": data.train.digest(), "test": data.test.digest()} if data else {}
     directory.mkdir(parents=True, exist_ok=True)
     document = {**provenance, "data_sha256": digests, **result}

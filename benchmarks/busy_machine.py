@@ -34,7 +34,7 @@ from _common import SPEED, print_table, save
 SMALL_RUN = ("run", "--dataset", "digits", "--set", "per_class=10", "--set", "epochs=2", "--tasks", "2", "--device", "cpu")
 DEMO = ("run", "--device", "cpu")  # what `make demo` runs
 ASLEEP, SPINNING = "PASSIVE", "ACTIVE"
-COUNTING = "for _ in range(50_000_000): pass"  # seconds, as the other
+COUNTING = "for _ in range(50_000_000): pass"  # about a second, computing takes some
 COMPUTING = """
 import torch
 from caprompt.backbones.weights import DEFAULT_BACKBONE, load_backbone
@@ -90,7 +90,7 @@ def time_control(code: str, count: int, limit: float | None) -> float:
 
 
 @dataclass
-class Pair:
+class Comparison:
     """The seconds of what is compared, alone and beside other processes, in each round."""
 
     time_one: Callable[[float | None], float]
@@ -105,7 +105,7 @@ class Pair:
 
     def summarize(self) -> dict[str, Any]:
         """Return medians and the ratio of each round."""
-        ratios = [each / own for own, each in zip(self.alone, self.beside, strict=True)]
+        ratios = [beside / alone for alone, beside in zip(self.alone, self.beside, strict=True)]
         usual, longer = statistics.median(self.alone), statistics.median(self.beside)
         return {
             "seconds_alone": usual,
@@ -119,30 +119,30 @@ class Pair:
 def main() -> None:
     """Measure run and controls in turn, round by round; print, write after each round."""
     cores = len(os.sched_getaffinity(0))
-    waiting = {"asleep": Pair(partial(time_run, ASLEEP))}
+    waiting = {"asleep": Comparison(partial(time_run, ASLEEP))}
     controls = {
-        "counting": Pair(partial(time_control, COUNTING, 1)),
-        "computing": Pair(partial(time_control, COMPUTING, 1)),
-        "computing_on_all_cores": Pair(partial(time_control, COMPUTING, cores)),
+        "counting": Comparison(partial(time_control, COUNTING, 1)),
+        "computing": Comparison(partial(time_control, COMPUTING, 1)),
+        "computing_on_all_cores": Comparison(partial(time_control, COMPUTING, cores)),
     }
     if not args.demo:
-        waiting["spinning"] = Pair(partial(time_run, SPINNING))
+        waiting["spinning"] = Comparison(partial(time_run, SPINNING))
     for number in range(args.rounds):
-        for name, pair in {**waiting, **controls}.items():
+        for name, each in {**waiting, **controls}.items():
             if name != "spinning" or number == 0:
-                pair.measure()
-                print(f"{name}: {pair.alone[-1]:.1f} s alone, {pair.beside[-1]:.1f} s beside", flush=True)
+                each.measure()
+                print(f"{name}: {each.alone[-1]:.1f} s alone, {each.beside[-1]:.1f} s beside", flush=True)
         result = {
             "cores": cores,
             "processes": args.processes,
             "rounds": number + 1,
             "in_proportion": (cores + args.processes) / cores,
             "in_proportion_one_thread": max(1.0, (1 + args.processes) / cores),
-            "waiting": {name: pair.summarize() for name, pair in waiting.items()},
-            "controls": {name: pair.summarize() for name, pair in controls.items()},
+            "waiting": {name: each.summarize() for name, each in waiting.items()},
+            "controls": {name: each.summarize() for name, each in controls.items()},
         }
         print_table("busy_machine", result)
-        save(args.name or ("busy_demo" if args.demo else "busy_machine"), result, args.out)
+        save(args.name or ("busy_demo" if args.demo else "busy_machine"), result, args.out, device="cpu")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def main() -> None:
                 print(predictions[-1], flush=True)
     result = {"threads": cores, "steps": args.steps, "rows": rows, "predictions": predictions}
     print_table("cpu_threads", result)
-    save(args.name, result, args.out)
+    save(args.name, result, args.out, device="cpu")
 
 
 if __name__ == "__main__":

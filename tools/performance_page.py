@@ -189,7 +189,7 @@ def format_busy_machine(result: dict[str, Any]) -> str:
     heads, rows = ["threads wait", "alone, s", "beside, s", "ratio", "of each round"], []
     for name, row in result["waiting"].items():
         more = "more than " if row["ended"] else ""
-        each = ", ".join(f"{ratio:.2f}" for ratio in row.get("ratios_of_rounds", ())) or "not kept"
+        each = ", ".join(f"{ratio:.2f}" for ratio in row["ratios_of_rounds"])
         seconds = f"{row['seconds_alone']:.1f}", f"{more}{row['seconds_beside']:.1f}"
         rows.append([name, *seconds, f"{more}{row['ratio']:.2f}", each])
     once = " (spinning: one)" if "spinning" in result["waiting"] else ""
@@ -197,18 +197,15 @@ def format_busy_machine(result: dict[str, Any]) -> str:
     controls = result["controls"]
     work = {"counting": "counts", "computing": "passes images through the network"}
     single = " and ".join(f"{controls[name]['ratio']:.1f} if it {does}" for name, does in work.items())
-    text = (
+    all_cores = controls["computing_on_all_cores"]
+    each = ", ".join(f"{ratio:.2f}" for ratio in all_cores["ratios_of_rounds"])
+    return (
         f"{format_table(heads, rows)}\n\n{result['processes']} busy processes on {result['cores']} cores: "
         f"a slowdown in proportion is a ratio of {result['in_proportion']:.2f}. {measured}\n"
         f"The ratio of a process of one thread, which waits for nothing, is {single}, where in proportion is "
-        f"{result['in_proportion_one_thread']:.2f}."
+        f"{result['in_proportion_one_thread']:.2f}.\nThat of {result['cores']} of the latter at once, until the last is done, "
+        f"is {all_cores['ratio']:.2f} (of each round: {each})."
     )
-    all_cores = controls.get("computing_on_all_cores")
-    if all_cores is None:
-        return text
-    each = ", ".join(f"{ratio:.2f}" for ratio in all_cores["ratios_of_rounds"])
-    several = f"{result['cores']} of the latter at once, until the last is done, is {all_cores['ratio']:.2f}"
-    return f"{text}\nThat of {several} (of each round: {each})."
 
 
 def format_cpu_threads(result: dict[str, Any]) -> str:
